@@ -1,0 +1,240 @@
+"""Engine arguments: one flat set, from which the CLI flags, the `LLM(...)` keywords and the reference page are made.
+
+Names follow vLLM. `resolve` is pure: arguments and facts in, values and the reason for each automatic choice out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from canter.core.errors import ConfigError
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+"""The bundled model: served when no model is named."""
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+def arg(default: Any, doc: str, choices: tuple[Any, ...] | None = None, short: str | None = None, group: str = "engine") -> Any:
+    """A field of `EngineArgs` with what the CLI and the reference page say of it."""
+    metadata = {"doc": doc, "choices": choices, "short": short, "group": group}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(kw_only=True)
+class EngineArgs:
+    """Everything that shapes an engine. Unknown keywords raise with the nearest match (`EngineArgs.parse`)."""
+
+    model: str = arg(
+        DEFAULT_MODEL, "A directory, a GGUF file, a hub name (owner/name, or owner/name:file.gguf), or the bundled model.", group="model"
+    )
+    tokenizer: str | None = arg(
+        None, "Take the tokenizer from this directory, GGUF file or hub name instead of the model's.", group="model"
+    )
+    revision: str | None = arg(None, "Branch, tag or commit of a hub model.", group="model")
+    dtype: str = arg(
+        "auto", "Type of weights and activations; auto takes the checkpoint's (float32 for GGUF files on the CPU).", DTYPES, group="model"
+    )
+    max_model_len: int | None = arg(
+        None,
+        "Most tokens of a request, prompt and output together; default: the model's own context, or what the cache holds.",
+        group="model",
+    )
+    generation_config: str = arg(
+        "auto",
+        "Where default sampling parameters come from: auto (the model's generation_config.json), vllm (neutral), or a directory.",
+        group="model",
+    )
+    override_generation_config: dict[str, Any] = arg(dict, "JSON object laid over the generation config.", group="model")
+    hf_overrides: dict[str, Any] = arg(dict, "JSON object laid over the model's config.json.", group="model")
+    seed: int = arg(0, "Seed of requests that bring none: the same requests in the same order draw the same tokens.", group="model")
+    max_logprobs: int = arg(20, "Most logprobs a request may ask for; -1 for the whole vocabulary.", group="model")
+    device: str = arg("auto", "Where the model runs.", DEVICES)
+    num_threads: int | None = arg(None, "CPU threads of the engine; default: the processors that this process may use.")
+    block_size: int = arg(16, "Tokens in a cache block.")
+    kv_cache_memory_bytes: int | None = arg(
+        None, "Bytes for the cache (K, M, G suffixes allowed); default: sized from free memory.", group="cache"
+    )
+    gpu_memory_utilization: float = arg(
+        0.92, "Fraction of the device's memory (on the CPU: of what is free) that weights and cache may take.", group="cache"
+    )
+    num_gpu_blocks_override: int | None = arg(None, "Exactly this many cache blocks, whatever the memory.", group="cache")
+    kv_cache_dtype: str = arg(
+        "auto", "Type of cached keys and values; auto takes the model's.", ("auto", "float32", "bfloat16", "float16"), group="cache"
+    )
+    enable_prefix_caching: bool = arg(True, "Reuse the cache of prompts that begin alike.", group="cache")
+    max_num_seqs: int = arg(128, "Most requests that run at once.", group="scheduler")
+    max_num_batched_tokens: int = arg(2048, "Most tokens that one step computes.", group="scheduler")
+    long_prefill_token_threshold: int = arg(
+        0, "Most prompt tokens that one request gets in a step; 0 for no limit of its own.", group="scheduler"
+    )
+    enable_chunked_prefill: bool = arg(
+        True, "Split prompts that exceed a step's tokens. Without it such prompts are refused.", group="scheduler"
+    )
+    scheduling_policy: str = arg(
+        "fcfs", "Order of requests: first come, or by the priority field (lower first).", ("fcfs", "priority"), group="scheduler"
+    )
+    async_scheduling: bool = arg(True, "Schedule the next step while this one computes.", group="scheduler")
+    max_num_queued_reqs: int | None = arg(None, "Most requests that may wait; more are refused with 503. Default: 4096.", group="scheduler")
+    enforce_eager: bool = arg(False, "Run every op from Python instead of replaying a recorded step.")
+    disable_log_stats: bool = arg(False, "Don't log throughput every ten seconds.")
+
+    @classmethod
+    def parse(cls, **keywords: Any) -> EngineArgs:
+        """Build from keywords; an unknown one raises `ConfigError` naming the nearest known."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        for name in keywords:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                raise ConfigError(
+                    f"Unknown engine argument {name!r}."
+                    + (f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(sorted(known))}.")
+                )
+        args = cls(**keywords)
+        args.verify()
+        return args
+
+    def verify(self) -> None:
+        """Check every value by itself; contradictions between values are `resolve`'s."""
+        for f in dataclasses.fields(self):
+            choices, value = f.metadata["choices"], getattr(self, f.name)
+            if choices and value not in choices:
+                raise ConfigError(f"{f.name} must be one of {', '.join(map(str, choices))}, got {value!r}.")
+        for name in (
+            "max_model_len",
+            "block_size",
+            "num_gpu_blocks_override",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "num_threads",
+            "kv_cache_memory_bytes",
+            "max_num_queued_reqs",
+        ):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}.")
+        if not isinstance(self.long_prefill_token_threshold, int) or self.long_prefill_token_threshold < 0:
+            raise ConfigError(f"long_prefill_token_threshold must be an integer of at least 0, got {self.long_prefill_token_threshold!r}.")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization!r}.")
+        if not isinstance(self.max_logprobs, int) or self.max_logprobs < -1:
+            raise ConfigError(f"max_logprobs must be -1 or an integer of at least 0, got {self.max_logprobs!r}.")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What `resolve` needs to know of a model before it is built."""
+
+    architecture: str
+    dtype: str
+    """The checkpoint's own type: float32, bfloat16 or float16; GGUF files say float32, what they dequantise to."""
+    context_length: int
+    weight_bytes_per_dtype_byte: int
+    """Number of weight elements: bytes of the weights are this times the bytes of the type."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What `resolve` needs to know of the machine."""
+
+    kind: str
+    num_threads: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Resolved values; components take the ones they need, never the whole."""
+
+    model: str
+    architecture: str
+    device: str
+    num_threads: int
+    dtype: str
+    kv_cache_dtype: str
+    max_model_len: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    long_prefill_token_threshold: int
+    enable_chunked_prefill: bool
+    enable_prefix_caching: bool
+    scheduling_policy: str
+    async_scheduling: bool
+    max_num_queued_reqs: int
+    max_logprobs: int
+    enforce_eager: bool
+    seed: int
+
+
+def resolve(args: EngineArgs, model: ModelFacts, device: DeviceFacts) -> tuple[EngineConfig, list[str]]:
+    """Settle every automatic choice. Returns the configuration and one sentence for each choice that was made."""
+    reasons: list[str] = []
+    kind = args.device if args.device != "auto" else device.kind
+    dtype = args.dtype
+    if dtype == "auto":
+        dtype = model.dtype
+        if dtype == "float16" and kind == "cpu":
+            dtype = "bfloat16"
+            reasons.append("dtype bfloat16: the checkpoint is float16, which CPUs compute slowly.")
+        else:
+            reasons.append(f"dtype {dtype}: the checkpoint's.")
+    max_model_len = args.max_model_len or model.context_length
+    if args.max_model_len is not None and args.max_model_len > model.context_length:
+        raise ConfigError(f"max_model_len must be at most the model's context of {model.context_length} tokens, got {args.max_model_len}.")
+    if args.max_model_len is None:
+        reasons.append(f"max_model_len {max_model_len}: the model's context.")
+    budget = args.max_num_batched_tokens
+    if not args.enable_chunked_prefill and budget < max_model_len:
+        raise ConfigError(
+            f"Without chunked prefill, max_num_batched_tokens ({budget}) must be at least max_model_len ({max_model_len}). "
+            "Raise the one, lower the other, or leave enable_chunked_prefill on."
+        )
+    if budget < args.max_num_seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({args.max_num_seqs}), or running requests would starve."
+        )
+    threads = args.num_threads or device.num_threads
+    config = EngineConfig(
+        model=args.model,
+        architecture=model.architecture,
+        device=kind,
+        num_threads=threads,
+        dtype=dtype,
+        kv_cache_dtype=dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype,
+        max_model_len=max_model_len,
+        block_size=args.block_size,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=budget,
+        long_prefill_token_threshold=args.long_prefill_token_threshold,
+        enable_chunked_prefill=args.enable_chunked_prefill,
+        enable_prefix_caching=args.enable_prefix_caching,
+        scheduling_policy=args.scheduling_policy,
+        async_scheduling=args.async_scheduling,
+        max_num_queued_reqs=args.max_num_queued_reqs or 4096,
+        max_logprobs=args.max_logprobs,
+        enforce_eager=args.enforce_eager,
+        seed=args.seed,
+    )
+    return config, reasons
+
+
+def parse_bytes(text: str) -> int:
+    """ "512M" -> 536870912. Plain integers and the suffixes K, M, G, T (powers of 1024, an optional i and B)."""
+    cleaned = text.strip().upper().removesuffix("B").removesuffix("I")
+    factor = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}.get(cleaned[-1:], 1)
+    digits = cleaned[:-1] if factor != 1 else cleaned
+    try:
+        value = float(digits) * factor
+    except ValueError:
+        raise ConfigError(f"Expected a number of bytes such as 512M or 2G, got {text!r}.") from None
+    if not math.isfinite(value) or value < 1:
+        raise ConfigError(f"Expected a number of bytes such as 512M or 2G, got {text!r}.")
+    return int(value)

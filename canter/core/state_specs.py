@@ -1,0 +1,137 @@
+"""What each layer remembers of a request, how layers share block tables, and how much memory a block takes.
+
+Pure arithmetic: no tensors. `models` declare specs, `scheduler/cache` manages blocks by them, `runner/state_pool`
+allocates tensors by them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1, "float8_e4m3fn": 1}
+
+
+class StateKind(str, Enum):
+    """The kinds of memory. One manager in `scheduler/cache` and one kernel family serve each."""
+
+    FULL = "full"
+    SLIDING_WINDOW = "sliding_window"
+    CHUNKED_LOCAL = "chunked_local"
+    PROMPT_WINDOW = "prompt_window"
+    MLA = "mla"
+    SPARSE_INDEX = "sparse_index"
+    RECURRENT = "recurrent"
+    CROSS_ATTENTION = "cross_attention"
+    ENCODER_OUTPUT = "encoder_output"
+
+
+@dataclass(frozen=True, slots=True)
+class StateField:
+    """One array of a block: `shape` is what a block of the owning spec holds, block dimension left out."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """What one layer remembers.
+
+    `block_size`: tokens a block stands for. `window`: tokens a query sees, itself included (SLIDING_WINDOW,
+    PROMPT_WINDOW) or tokens of a chunk (CHUNKED_LOCAL); None otherwise.
+    """
+
+    kind: StateKind
+    block_size: int
+    fields: tuple[StateField, ...]
+    window: int | None = None
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(field.num_bytes for field in self.fields)
+
+
+def attention_spec(num_kv_heads: int, head_dim: int, dtype: str, block_size: int, window: int | None = None) -> StateSpec:
+    """Keys and values of one attention layer, `[num_kv_heads, block_size, head_dim]` each a block.
+
+    A head's rows lie next to each other, so a kernel streams them; a window makes it SLIDING_WINDOW.
+    """
+    shape = (num_kv_heads, block_size, head_dim)
+    kind = StateKind.FULL if window is None else StateKind.SLIDING_WINDOW
+    return StateSpec(kind, block_size, (StateField("k", shape, dtype), StateField("v", shape, dtype)), window)
+
+
+@dataclass(frozen=True, slots=True)
+class StateGroup:
+    """Layers that share one block table: equal specs. `layer_ids[i]` uses storage slot i of pool `pool_id`."""
+
+    group_id: int
+    pool_id: int
+    spec: StateSpec
+    layer_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpec:
+    """Blocks of one size: `num_slots` arrays of `num_blocks` blocks; block ids are unique across the groups of a pool."""
+
+    pool_id: int
+    num_slots: int
+    fields: tuple[StateField, ...]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes that one block id takes over all storage slots."""
+        return self.num_slots * sum(field.num_bytes for field in self.fields)
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """How the layers of a model are laid out in memory. Group order is stable: full attention first."""
+
+    groups: tuple[StateGroup, ...]
+    pools: tuple[PoolSpec, ...]
+
+    @property
+    def hash_block_size(self) -> int:
+        """Tokens in the finest prefix-cache block: every group's block is a multiple of it."""
+        return math.gcd(*(group.spec.block_size for group in self.groups))
+
+    def slot_of_layer(self) -> dict[int, tuple[int, int, int]]:
+        """layer id -> (group id, pool id, storage slot)."""
+        return {layer: (g.group_id, g.pool_id, slot) for g in self.groups for slot, layer in enumerate(g.layer_ids)}
+
+
+def plan_layout(specs: Mapping[int, StateSpec]) -> StateLayout:
+    """Group layers of equal spec, and pools of equal fields.
+
+    Within a pool, kinds with many layers are cut into groups of g layers, g the count of the rarest kind (or of the
+    commonest, when that is less than 1.5 times more), so that every group uses the same g storage slots and one block
+    id serves any group. Layers of a kind are dealt out in strides, so that pipeline stages stay balanced.
+    """
+    by_spec: dict[StateSpec, list[int]] = {}
+    for layer_id in sorted(specs):
+        by_spec.setdefault(specs[layer_id], []).append(layer_id)
+    by_fields: dict[tuple[StateField, ...], list[StateSpec]] = {}
+    for spec in sorted(by_spec, key=lambda s: (s.kind is not StateKind.FULL, s.kind.value, s.window or 0)):
+        by_fields.setdefault(spec.fields, []).append(spec)
+    groups: list[StateGroup] = []
+    pools: list[PoolSpec] = []
+    for pool_id, (fields, pool_specs) in enumerate(by_fields.items()):
+        counts = [len(by_spec[spec]) for spec in pool_specs]
+        slots = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
+        pools.append(PoolSpec(pool_id, slots, fields))
+        for spec in pool_specs:
+            layers = by_spec[spec]
+            num_groups = math.ceil(len(layers) / slots)
+            for i in range(num_groups):
+                groups.append(StateGroup(len(groups), pool_id, spec, tuple(layers[i::num_groups])))
+    return StateLayout(tuple(groups), tuple(pools))
