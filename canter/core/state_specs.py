@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1, "float8_e4m3fn": 1}
 
 
-class StateKind(str, Enum):
+class StateKind(StrEnum):
     """The kinds of memory. One manager in `scheduler/cache` and one kernel family serve each."""
 
     FULL = "full"
