@@ -62,8 +62,8 @@ class EngineArgs:
     kv_cache_memory_bytes: int | None = arg(
         None, "Bytes for the cache (K, M, G suffixes allowed); default: sized from free memory.", group="cache"
     )
-    gpu_memory_utilization: float = arg(
-        0.92, "Fraction of the device's memory (on the CPU: of what is free) that weights and cache may take.", group="cache"
+    gpu_memory_utilization: float | None = arg(
+        None, "Share of the free memory that the cache may take once the weights are loaded; default: 0.92 on a GPU, 0.5 on the CPU.", group="cache"
     )
     num_gpu_blocks_override: int | None = arg(None, "Exactly this many cache blocks, whatever the memory.", group="cache")
     kv_cache_dtype: str = arg(
@@ -122,7 +122,7 @@ class EngineArgs:
                 raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}.")
         if not isinstance(self.long_prefill_token_threshold, int) or self.long_prefill_token_threshold < 0:
             raise ConfigError(f"long_prefill_token_threshold must be an integer of at least 0, got {self.long_prefill_token_threshold!r}.")
-        if not 0 < self.gpu_memory_utilization <= 1:
+        if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization!r}.")
         if not isinstance(self.max_logprobs, int) or self.max_logprobs < -1:
             raise ConfigError(f"max_logprobs must be -1 or an integer of at least 0, got {self.max_logprobs!r}.")

@@ -83,6 +83,8 @@ class RequestDelta(msgspec.Struct, array_like=True, gc=False):
     num_preemptions: int = 0
     times: RequestTimes | None = None
     error: str | None = None
+    error_type: str | None = None
+    """Name of the `core.errors` class, when the engine refused the request."""
 
 
 class EngineStats(msgspec.Struct, array_like=True, gc=False):

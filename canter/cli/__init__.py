@@ -1,0 +1,1 @@
+"""The command line. `main` loads a subcommand's module only when it is asked for."""

@@ -1,0 +1,60 @@
+"""`canter bench throughput`: tokens a second of many requests at once, offline."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+
+import canter
+from canter.cli.args import Parser, add_engine_flags, add_number, engine_args, flag_words, given
+from canter.cli.bench.limits import limit_of
+from canter.cli.bench.prompts import random_prompts
+from canter.cli.bench.report import Report, add_report_flags
+from canter.core.config import EngineArgs
+from canter.core.sampling_params import SamplingParams
+
+EXAMPLES = """\
+  canter bench throughput --num-prompts 32 --input-len 128 --output-len 128
+  canter bench throughput ./model.gguf --max-num-seqs 64 --json throughput.json
+"""
+
+
+def build_parser() -> Parser:
+    parser = Parser("canter bench throughput", "Submit many requests at once, offline, and measure tokens a second.", EXAMPLES)
+    add_number(parser, "--input-len", default=128, doc="Prompt tokens of a request.")
+    add_number(parser, "--output-len", default=128, doc="Tokens generated for a request.")
+    add_number(parser, "--num-prompts", default=32, doc="Requests.")
+    add_number(parser, "--n", default=1, doc="Answers to each prompt.")
+    add_report_flags(parser)
+    add_engine_flags(parser)
+    return parser
+
+
+def run(namespace: Namespace) -> int:
+    arguments = engine_args(namespace)
+    keywords = given(namespace, EngineArgs) | {"model": arguments.model}
+    with canter.LLM(**keywords) as llm:
+        vocab = llm.info.vocab_size
+        temperature = 1.0 if namespace.n > 1 else 0.0
+        sampling = SamplingParams(
+            n=namespace.n, temperature=temperature, ignore_eos=True, max_tokens=namespace.output_len, detokenize=False
+        )
+        warm_up = random_prompts(2, 16, arguments.seed + 1, vocab_size=vocab)
+        llm.generate([{"prompt_token_ids": ids} for ids in warm_up], sampling.clone(max_tokens=4), use_tqdm=False)
+        prompts = random_prompts(namespace.num_prompts, namespace.input_len, arguments.seed, vocab_size=vocab)
+        steps = llm.stats().num_steps
+        start = time.perf_counter()
+        outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling)
+        seconds = time.perf_counter() - start
+        steps = llm.stats().num_steps - steps
+        limit = limit_of(arguments.model, llm.info.dtype, arguments.revision)
+    generated = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
+    report = Report("throughput", {"num_prompts": namespace.num_prompts, "seconds": seconds, "engine_flags": flag_words(arguments)})
+    report.add("requests", namespace.num_prompts / seconds, "requests/s", "requests_s")
+    report.add("output", generated / seconds, "tokens/s", "output_tokens_s")
+    report.add("prompt and output", (generated + namespace.num_prompts * namespace.input_len) / seconds, "tokens/s", "total_tokens_s")
+    report.add("steps", steps / seconds, "steps/s", "steps_s", limit.fraction(steps / seconds))
+    report.add("output a step", generated / max(steps, 1), "tokens", "tokens_per_step")
+    report.add_limit(limit)
+    report.finish(namespace.json)
+    return 0

@@ -1,0 +1,136 @@
+"""The CPU as a device: a worker thread is its stream, so that the engine schedules while a step computes."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+
+from canter.device.base import Done, HostCopy, Pending
+
+T = TypeVar("T")
+
+
+class _HostTensors:
+    """A host copy that is no copy: CPU tensors are on the host already."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def wait(self) -> list[torch.Tensor]:
+        return self._tensors
+
+
+class CpuDevice:
+    """`num_threads` is for native kernels; torch itself is held to one, since its own split of a reduction over
+    threads would make results depend on the number of rows."""
+
+    kind = "cpu"
+
+    def __init__(self, num_threads: int | None = None, asynchronous: bool = True) -> None:
+        self.torch_device = torch.device("cpu")
+        self.num_threads = num_threads or usable_cpus()
+        torch.set_num_threads(1)
+        self._stream = _WorkerStream() if asynchronous else None
+
+    def launch(self, work: Callable[[], T]) -> Pending[T]:
+        if self._stream is None:
+            with torch.inference_mode():
+                return cast(Pending[T], Done(work))
+        return self._stream.submit(work)
+
+    def copy_to_host(self, tensors: list[torch.Tensor]) -> HostCopy:
+        return _HostTensors(tensors)
+
+    def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def free_bytes(self) -> int:
+        return available_memory()
+
+    def peak_bytes(self, work: Callable[[], object]) -> int:
+        work()
+        return 0
+
+    def default_utilization(self) -> float:
+        return 0.5  # the machine has other work too, and its page cache holds the model file
+
+    def synchronize(self) -> None:
+        self.launch(lambda: None).result()
+
+    def shutdown(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+
+class _WorkerStream:
+    """One daemon thread that runs submitted functions in order."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="canter-device", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+        self._queue.put((future, work))
+        return future
+
+    def close(self) -> None:
+        self._queue.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        with torch.inference_mode():
+            while (item := self._queue.get()) is not None:
+                future, work = item
+                try:
+                    future.set_result(work())
+                except BaseException as error:  # handed to whoever waits
+                    future.set_exception(error)
+                del item, future, work  # a finished step's tensors must not outlive it here
+
+
+def usable_cpus() -> int:
+    """Processors that this process may use: its affinity mask, cut by the cgroup's quota."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _cgroup_value("cpu.max")
+    if quota is not None:
+        limit, _, period = quota.partition(" ")
+        if limit != "max" and period:
+            count = min(count, max(1, int(limit) // int(period)))
+    return count
+
+
+def available_memory() -> int:
+    """Bytes that can be allocated without swapping: the system's estimate, cut by the cgroup's limit."""
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+    limit, used = _cgroup_value("memory.max"), _cgroup_value("memory.current")
+    if limit is not None and used is not None and limit != "max":
+        available = min(available, max(0, int(limit) - int(used)))
+    return available
+
+
+def _cgroup_value(name: str) -> str | None:
+    """A file of this process's cgroup (version 2), or None where there is none."""
+    membership = Path("/proc/self/cgroup")
+    if not membership.exists():
+        return None
+    for line in membership.read_text().splitlines():
+        if line.startswith("0::"):
+            path = Path("/sys/fs/cgroup") / line[3:].lstrip("/") / name
+            if path.exists():
+                return path.read_text().strip()
+    return None

@@ -1,0 +1,117 @@
+"""The engine core: requests in, token deltas out. One loop, with up to `depth` steps in flight on the device."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from canter.core.errors import EngineError, InvalidRequestError
+from canter.core.logging import get_logger
+from canter.core.messages import AddRequest, EngineInfo, EngineStats, RequestDelta
+from canter.core.plan import SchedulePlan, StepOutput
+from canter.scheduler.scheduler import Scheduler
+
+logger = get_logger(__name__)
+
+
+class PendingOutput(Protocol):
+    """A step on its way: `result` waits for the device and gives the step's tokens."""
+
+    def result(self) -> StepOutput: ...
+
+
+class Runner(Protocol):
+    """What the engine asks of a runner. Both calls return before the device is done."""
+
+    def execute(self, plan: SchedulePlan) -> Any:
+        """Launch the model's forward; returns a handle for `sample`."""
+        ...
+
+    def sample(self, pending: Any) -> PendingOutput:
+        """Launch the choice of tokens from a launched forward."""
+        ...
+
+    def shutdown(self) -> None: ...
+
+
+class EngineCore:
+    """Runs requests to their end.
+
+    `step` schedules ahead: while `depth` is 2, step N+1 is planned and launched before the tokens of step N are known
+    to the host; they reach it on the device. With `depth` 1 every step is awaited before the next is planned.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, info: EngineInfo, depth: int = 2, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.info = info
+        self._scheduler = scheduler
+        self._runner = runner
+        self._depth = depth
+        self._clock = clock
+        self._in_flight: deque[tuple[SchedulePlan, PendingOutput]] = deque()
+        self._deltas: list[RequestDelta] = []
+        self._utilities: dict[str, Callable[..., Any]] = {"reset_prefix_cache": scheduler.reset_prefix_cache}
+
+    def add_request(self, request: AddRequest) -> None:
+        """Queue a request. Raises `InvalidRequestError` or `QueueFullError`; then the request does not exist."""
+        if not request.prompt_token_ids:
+            raise InvalidRequestError("The prompt is empty: at least one token is needed.", "prompt")
+        vocab_size = self.info.vocab_size
+        if max(request.prompt_token_ids) >= vocab_size or min(request.prompt_token_ids) < 0:
+            wrong = next(t for t in request.prompt_token_ids if not 0 <= t < vocab_size)
+            raise InvalidRequestError(f"The prompt must hold token ids in [0, {vocab_size}), got {wrong}.", "prompt")
+        request.sampling.verify_vocabulary(vocab_size, -1)
+        self._scheduler.add(request, self._clock())
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests; their last deltas come with the next `step`. Unknown ids are ignored."""
+        self._deltas.extend(self._scheduler.abort(request_ids, self._clock()))
+
+    def step(self) -> list[RequestDelta]:
+        """Plan ahead, wait for the oldest step in flight, and return what is new."""
+        while len(self._in_flight) < self._depth and self._scheduler.has_work():
+            plan = self._scheduler.schedule(self._clock())
+            if not plan.has_work:
+                break
+            self._in_flight.append((plan, self._runner.sample(self._runner.execute(plan))))
+        if self._in_flight:
+            plan, pending = self._in_flight.popleft()
+            self._deltas.extend(self._finish_step(plan, pending))
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def has_work(self) -> bool:
+        """Whether `step` has something to do: requests to run, rows to drop, steps in flight, or deltas to give out."""
+        return bool(self._in_flight or self._deltas) or self._scheduler.has_work()
+
+    def has_unfinished(self) -> bool:
+        return self._scheduler.has_unfinished()
+
+    def stats(self) -> EngineStats:
+        return self._scheduler.stats()
+
+    def utility(self, method: str, args: list[Any]) -> Any:
+        """Call an engine method by name. Raises `InvalidRequestError` for a name that does not exist."""
+        if method not in self._utilities:
+            raise InvalidRequestError(f"The engine has no method {method!r}. It has: {', '.join(sorted(self._utilities))}.", "method")
+        return self._utilities[method](*args)
+
+    def shutdown(self) -> None:
+        """Wait for the steps in flight and give the device back. The engine can't be used afterwards."""
+        while self._in_flight:
+            plan, pending = self._in_flight.popleft()
+            self._finish_step(plan, pending)
+        self._runner.shutdown()
+
+    def _finish_step(self, plan: SchedulePlan, pending: PendingOutput) -> list[RequestDelta]:
+        try:
+            output = pending.result()
+        except Exception as error:
+            # The step's requests can't go on: their tokens are lost. Others, and later requests, can.
+            logger.exception("step %d failed", plan.step_id)
+            reason = str(error) if isinstance(error, EngineError) else f"The engine failed in a step ({type(error).__name__})."
+            return self._scheduler.fail(plan, reason, self._clock())
+        return self._scheduler.update(plan, output, self._clock())

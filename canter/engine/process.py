@@ -1,0 +1,156 @@
+"""The engine process: `python -m canter.engine.process`, started by a client.
+
+The client writes one line of JSON to its stdin: {"address": ZMQ address of the client's ROUTER socket, "args":
+{engine arguments}}. The engine connects a DEALER socket and sends `LoadPhase` messages, then `Ready` or `Failed`,
+then serves. It ends on `Shutdown`, and at once when its stdin closes: then the client is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from typing import Any
+
+import zmq
+
+from canter.core import messages
+from canter.core.config import EngineArgs
+from canter.core.errors import CanterError
+from canter.core.logging import configure_logging, get_logger
+from canter.core.messages import (
+    AbortRequests,
+    AddRequest,
+    Failed,
+    LoadPhase,
+    Message,
+    Outputs,
+    Ready,
+    RequestDelta,
+    Shutdown,
+    Utility,
+    UtilityResult,
+)
+from canter.engine.build import build_engine
+from canter.engine.core import EngineCore
+
+logger = get_logger(__name__)
+
+
+class EngineProcess:
+    """Moves messages between one client's socket and an `EngineCore`."""
+
+    def __init__(self, core: EngineCore, socket: zmq.Socket[bytes]) -> None:
+        self._core = core
+        self._socket = socket
+        self._stopping = False
+
+    def run(self) -> None:
+        """Serve until `Shutdown`. Blocks in the socket, using no CPU, while there is nothing to do."""
+        while not self._stopping:
+            self._receive_all(wait=not self._core.has_work())
+            if self._core.has_work():
+                send(self._socket, Outputs(self._core.step(), self._core.stats()))
+        self._core.shutdown()
+
+    def _receive_all(self, wait: bool) -> None:
+        flags = 0 if wait else zmq.NOBLOCK
+        while True:
+            try:
+                data = self._socket.recv(flags)
+            except zmq.Again:
+                return
+            self._handle(messages.decode_frontend(data))
+            flags = zmq.NOBLOCK
+
+    def _handle(self, message: messages.FrontendMessage) -> None:
+        match message:
+            case AddRequest():
+                self._add(message)
+            case AbortRequests():
+                self._core.abort(message.request_ids)
+            case Utility():
+                send(self._socket, self._call(message))
+            case Shutdown():
+                self._stopping = True
+
+    def _add(self, request: AddRequest) -> None:
+        try:
+            self._core.add_request(request)
+        except CanterError as error:
+            delta = RequestDelta(request.request_id, [], messages.FINISH_ERROR, error=str(error), error_type=type(error).__name__)
+            send(self._socket, Outputs([delta], self._core.stats()))
+
+    def _call(self, call: Utility) -> UtilityResult:
+        try:
+            return UtilityResult(call.call_id, self._core.utility(call.method, call.args))
+        except CanterError as error:
+            return UtilityResult(call.call_id, error=str(error))
+
+
+def send(socket: zmq.Socket[bytes], message: Message) -> None:
+    socket.send(messages.encode(message))
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the client, which stops this process
+    configure_logging("engine")
+    import_seconds = _seconds_since_process_start()
+    start = json.loads(sys.stdin.readline())
+    threading.Thread(target=_exit_with_client, name="canter-parent-watch", daemon=True).start()
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.connect(start["address"])
+    try:
+        return _load_and_serve(socket, start["args"], import_seconds)
+    finally:
+        socket.close(linger=2000)
+        context.term()
+
+
+def _load_and_serve(socket: zmq.Socket[bytes], arguments: dict[str, Any], import_seconds: float) -> int:
+    def on_phase(name: str, seconds: float) -> None:
+        send(socket, LoadPhase(name, seconds))
+
+    on_phase("import", import_seconds)
+    try:
+        core = build_engine(EngineArgs.parse(**arguments), on_phase)
+    except (CanterError, OSError, MemoryError) as error:
+        logger.error("start failed: %s", error)
+        send(socket, Failed(str(error) or type(error).__name__, user_error=True))
+        return 1
+    except Exception as error:
+        logger.exception("start failed")
+        send(socket, Failed(f"The engine could not start: {type(error).__name__}: {error}"))
+        return 1
+    send(socket, Ready(core.info))
+    try:
+        EngineProcess(core, socket).run()
+    except Exception as error:
+        logger.exception("the engine stopped")
+        send(socket, Failed(f"The engine stopped: {type(error).__name__}."))
+        return 1
+    return 0
+
+
+def _exit_with_client() -> None:
+    """Wait for the end of stdin, which the client holds open as long as it lives."""
+    while sys.stdin.buffer.read(1 << 16):
+        continue
+    os._exit(0)
+
+
+def _seconds_since_process_start() -> float:
+    """Seconds since the kernel started this process: interpreter and imports."""
+    with open("/proc/self/stat", encoding="ascii", errors="replace") as stat:
+        ticks = int(stat.read().rpartition(")")[2].split()[19])
+    with open("/proc/uptime", encoding="ascii") as uptime:
+        return max(0.0, float(uptime.read().split()[0]) - ticks / os.sysconf("SC_CLK_TCK"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""Inputs that every implementation of an op is tried on: odd sizes, no rows, extreme values, every option."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+Case = tuple[Any, ...]
+"""Positional arguments of one call."""
+
+
+def _normal(rng: Generator, dtype: torch.dtype, *shape: int, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape, generator=rng) * scale).to(dtype)
+
+
+def linear_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    """T from none to past every row tile, N and K off every vector width and past the reduction block."""
+    sizes = [(0, 5, 8), (1, 1, 1), (1, 67, 576), (2, 33, 127), (3, 48, 64), (4, 130, 1), (5, 31, 1029), (13, 95, 2051), (70, 70, 96)]
+    cases: list[Case] = []
+    for i, (rows, outputs, width) in enumerate(sizes):
+        weight_dtype = torch.float32 if dtype == torch.float32 and i % 3 else torch.bfloat16
+        bias = _normal(rng, weight_dtype, outputs) if i % 2 else None
+        cases.append((_normal(rng, dtype, rows, width), _normal(rng, weight_dtype, outputs, width, scale=width**-0.5), bias))
+    cases.append((_normal(rng, dtype, 3, 40, scale=1e15), _normal(rng, dtype, 9, 40, scale=1e15), _normal(rng, dtype, 9)))
+    return cases
+
+
+def embedding_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    cases: list[Case] = []
+    for rows, vocab, hidden, scale in [(0, 4, 8, 1.0), (1, 1, 1, 1.0), (17, 50, 33, 1.0), (9, 31, 64, 3072**0.5), (300, 31, 48, 0.3)]:
+        ids = torch.randint(vocab, (rows,), generator=rng)
+        cases.append((ids, _normal(rng, dtype, vocab, hidden), scale))
+    return cases
+
+
+_NORM_SHAPES: Sequence[tuple[tuple[int, ...], float]] = (
+    ((0, 16), 1.0),
+    ((1, 1), 1.0),
+    ((3, 576), 1.0),
+    ((2, 5, 4, 67), 1.0),
+    ((70, 513), 30.0),
+    ((4, 96), 1e-12),
+    ((4, 96), 1e15),
+)
+
+
+def rms_norm_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    return [
+        (_normal(rng, dtype, *shape, scale=scale), _normal(rng, dtype, shape[-1]), 1e-6, plus_one, cast_first)
+        for shape, scale in _NORM_SHAPES
+        for plus_one, cast_first in ((False, True), (True, False), (False, False), (True, True))
+    ]
+
+
+def add_rms_norm_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    return [(case[0], _normal(rng, dtype, *case[0].shape), *case[1:]) for case in rms_norm_inputs(rng, dtype)]
+
+
+def gated_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    cases: list[Case] = [
+        (_normal(rng, dtype, rows, 2 * width, scale=scale),)
+        for rows, width, scale in ((0, 8, 1.0), (1, 1, 1.0), (3, 37, 4.0), (70, 129, 1.0), (2, 1536, 100.0), (3, 40, 1e12))
+    ]
+    edges = torch.tensor([0.0, -0.0, 88.0, -88.0, 89.0, -89.0, 104.0, -104.0, 1e4, -1e4, 1e30, -1e30, 1e-30, -1e-30], dtype=dtype)
+    cases.append((torch.stack((torch.cat((edges, torch.ones_like(edges))), torch.cat((edges, edges.flip(0) * 1e-5)))),))
+    return cases
+
+
+def softcap_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    shapes: list[tuple[tuple[int, ...], float]] = [((0, 7), 1.0), ((5, 33), 40.0), ((2, 3, 257), 1e-3), ((1, 4099), 1e6)]
+    cases: list[Case] = [(_normal(rng, dtype, *shape, scale=scale), 30.0) for shape, scale in shapes]
+    cases.append((_normal(rng, dtype, 3, 50, scale=60.0), 50.0))
+    return cases
+
+
+def rotary_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    cases: list[Case] = []
+    for rows, q_heads, k_heads, head_dim, rot_dim in [
+        (0, 2, 1, 8, 8),
+        (1, 1, 1, 2, 2),
+        (5, 9, 3, 64, 64),
+        (7, 4, 1, 256, 64),
+        (70, 3, 1, 20, 12),
+    ]:
+        angles = torch.rand((90, rot_dim // 2), generator=rng) * 6.3
+        table = torch.cat((angles.cos(), angles.sin()), -1)
+        positions = torch.randint(90, (rows,), generator=rng)
+        fused = _normal(rng, dtype, rows, (q_heads + 2 * k_heads) * head_dim)  # q and k as a fused projection leaves them
+        q, k = fused[:, : q_heads * head_dim], fused[:, q_heads * head_dim : (q_heads + k_heads) * head_dim]
+        cases.append((q.unflatten(1, (q_heads, head_dim)), k.unflatten(1, (k_heads, head_dim)), positions, table, rot_dim))
+    return cases
+
+
+def write_kv_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    cases: list[Case] = []
+    for rows, heads, block_size, head_dim in [(0, 1, 4, 8), (1, 1, 1, 4), (9, 3, 16, 20), (60, 2, 5, 64)]:
+        num_blocks = 20
+        slots = torch.randperm(num_blocks * block_size, generator=rng)[:rows]
+        slots[1::4] = -1
+        cache_dtype = torch.bfloat16 if heads == 2 else dtype
+        caches = [_normal(rng, cache_dtype, num_blocks, heads, block_size, head_dim) for _ in range(2)]
+        cases.append((_normal(rng, dtype, rows, heads, head_dim), _normal(rng, dtype, rows, heads, head_dim), *caches, slots))
+    return cases
+
+
+def attention_case(
+    rng: Generator,
+    dtype: torch.dtype,
+    *,
+    heads: tuple[int, int] = (6, 2),
+    head_dim: int = 64,
+    block_size: int = 16,
+    requests: Sequence[tuple[int, int]] = ((1, 33), (7, 7), (20, 50)),
+    window: int = 0,
+    softcap: float = 0.0,
+    cache_dtype: torch.dtype | None = None,
+    padding: int = 0,
+    score_scale: float = 1.0,
+) -> Case:
+    """Arguments of `paged_attention` for requests of (queries, positions), their blocks dealt out at random.
+
+    Blocks that no request owns hold NaN; so do blocks behind every window.
+    """
+    q_heads, k_heads = heads
+    counts = [-(-length // block_size) for _, length in requests]
+    num_blocks = sum(counts) + 2
+    caches = [_normal(rng, cache_dtype or dtype, num_blocks, k_heads, block_size, head_dim) for _ in range(2)]
+    order = torch.randperm(num_blocks - 1, generator=rng).int() + 1
+    table = torch.zeros((len(requests), max(counts, default=0) + 1), dtype=torch.int32)
+    owned, given = [], 0
+    for b, count in enumerate(counts):
+        queries, length = requests[b]
+        table[b, :count] = order[given : given + count]
+        given += count
+        hidden = max(0, length - queries - window + 1) // block_size if window else 0
+        owned += table[b, hidden:count].tolist()
+        table[b, :hidden] = 0
+    for cache in caches:
+        unowned = torch.ones(num_blocks, dtype=torch.bool)
+        unowned[owned] = False
+        cache[unowned] = float("nan")
+    starts = torch.tensor([0, *(queries for queries, _ in requests)]).cumsum(0).int()
+    q = _normal(rng, dtype, int(starts[-1]) + padding, q_heads, head_dim, scale=score_scale)
+    lengths = torch.tensor([length for _, length in requests], dtype=torch.int32)
+    return (q, *caches, table, starts, lengths, head_dim**-0.5, window, softcap)
+
+
+def attention_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    """Head sizes, group sizes, block sizes, windows, caps, mixed and empty batches."""
+    cases = [
+        attention_case(rng, dtype, head_dim=d, heads=h)
+        for d, h in ((4, (1, 1)), (12, (4, 1)), (64, (9, 3)), (256, (4, 1)), (258, (2, 2)), (7, (2, 1)))
+    ]
+    cases += [attention_case(rng, dtype, block_size=size, head_dim=20) for size in (1, 4, 5, 16, 24, 64)]
+    cases += [attention_case(rng, dtype, window=w, requests=((1, 100), (30, 75), (6, 6))) for w in (1, 2, 16, 19, 64, 500)]
+    cases += [attention_case(rng, dtype, softcap=50.0, score_scale=s, window=w) for s, w in ((1.0, 0), (40.0, 17))]
+    cases += [
+        attention_case(rng, dtype, requests=(), padding=0),
+        attention_case(rng, dtype, requests=((0, 0), (3, 9), (0, 40)), padding=5),
+        attention_case(rng, dtype, cache_dtype=torch.bfloat16, requests=((1, 1), (1, 300))),
+        attention_case(rng, dtype, score_scale=40.0, requests=((40, 40),)),
+    ]
+    return cases

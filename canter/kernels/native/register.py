@@ -1,0 +1,40 @@
+"""The native rows of the op table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from canter.kernels.native import attention, dense
+from canter.kernels.native.layout import TYPE_CODES
+from canter.kernels.ops import register_impl
+
+PRIORITY = 10
+
+
+def rejects(device: str, dtype: torch.dtype, **facts: Any) -> str | None:
+    """Why the compiled module can't serve: it runs on the CPU, in float32 and bfloat16."""
+    if torch.device(device).type != "cpu":
+        return f"runs on the CPU, not on {device}"
+    for name, value in {"dtype": dtype, **facts}.items():
+        if name.endswith("dtype") and value not in TYPE_CODES:
+            return f"{name} {str(value).removeprefix('torch.')} is neither float32 nor bfloat16"
+    return None
+
+
+def register() -> None:
+    """Add every native implementation to the op table."""
+    for fn in (
+        dense.linear,
+        dense.embedding,
+        dense.rms_norm,
+        dense.add_rms_norm,
+        dense.silu_and_mul,
+        dense.gelu_tanh_and_mul,
+        dense.softcap,
+        attention.rotary,
+        attention.write_kv,
+        attention.paged_attention,
+    ):
+        register_impl(fn.__name__, "native", PRIORITY, fn, rejects)

@@ -1,0 +1,82 @@
+"""The op table: every op once, with its meaning (a torch reference), the inputs it is tried on and the tolerance it is held to.
+
+Implementations register with `register_impl`; `dispatch.bind` chooses among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from canter.kernels import inputs
+from canter.kernels.reference import activation, attention, linear, norm, rotary
+
+Kernel = Callable[..., Any]
+Rejects = Callable[..., str | None]
+"""`rejects(device, dtype, **facts)`: why an implementation can't serve, or None when it can."""
+Tolerance = Mapping[torch.dtype, tuple[float, float]]
+"""Relative and absolute tolerance by type of the activations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One op. `mutates` holds the positions of arguments that it changes in place."""
+
+    name: str
+    reference: Kernel
+    inputs: Callable[[torch.Generator, torch.dtype], list[inputs.Case]]
+    tolerance: Tolerance
+    mutates: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Impl:
+    """One implementation of an op. The greatest priority that does not reject wins; references have priority 0."""
+
+    op: str
+    provider: str
+    priority: int
+    fn: Kernel
+    rejects: Rejects
+
+
+def _tolerance(float32: tuple[float, float]) -> Tolerance:
+    """Half types get one unit in the last place: both sides compute in float32 and may round to neighbours."""
+    return {torch.float32: float32, torch.bfloat16: (2**-7, max(1e-3, float32[1])), torch.float16: (2**-10, max(1e-3, float32[1]))}
+
+
+_EXACT: Tolerance = {torch.float32: (0.0, 0.0), torch.bfloat16: (0.0, 0.0), torch.float16: (0.0, 0.0)}
+
+OPS: dict[str, Op] = {
+    op.name: op
+    for op in (
+        Op("linear", linear.linear, inputs.linear_inputs, _tolerance((1e-4, 1e-5))),
+        Op("embedding", linear.embedding, inputs.embedding_inputs, _EXACT),
+        Op("rms_norm", norm.rms_norm, inputs.rms_norm_inputs, _tolerance((1e-5, 1e-7))),
+        Op("add_rms_norm", norm.add_rms_norm, inputs.add_rms_norm_inputs, _tolerance((1e-5, 1e-7))),
+        Op("silu_and_mul", activation.silu_and_mul, inputs.gated_inputs, _tolerance((1e-5, 1e-7))),
+        Op("gelu_tanh_and_mul", activation.gelu_tanh_and_mul, inputs.gated_inputs, _tolerance((1e-4, 1e-6))),
+        Op("softcap", activation.softcap, inputs.softcap_inputs, _tolerance((1e-5, 1e-7))),
+        Op("rotary", rotary.rotary, inputs.rotary_inputs, _tolerance((1e-5, 1e-6)), mutates=(0, 1)),
+        Op("write_kv", attention.write_kv, inputs.write_kv_inputs, _EXACT, mutates=(2, 3)),
+        Op("paged_attention", attention.paged_attention, inputs.attention_inputs, _tolerance((1e-4, 1e-5))),
+    )
+}
+
+_impls: dict[str, list[Impl]] = {}
+
+
+def register_impl(op: str, provider: str, priority: int, fn: Kernel, rejects: Rejects) -> None:
+    """Add an implementation of an op to the table. Raises `KeyError` for an op that is not in the table."""
+    entries = _impls.setdefault(OPS[op].name, [])
+    entries.append(Impl(op, provider, priority, fn, rejects))
+    entries.sort(key=lambda impl: -impl.priority)
+
+
+def implementations(op: str) -> tuple[Impl, ...]:
+    """Implementations of an op, best first, its reference last."""
+    reference = Impl(op, "reference", 0, OPS[op].reference, lambda *args, **facts: None)
+    return (*_impls.get(op, ()), reference)

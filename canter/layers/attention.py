@@ -1,0 +1,71 @@
+"""Self-attention over the paged cache: full or windowed, with as many key heads as the model has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from canter.core.state_specs import StateSpec, attention_spec
+from canter.layers.build import Build
+from canter.layers.context import StepContext
+from canter.layers.linear import Linear, qkv_linear
+from canter.layers.norm import NormArgs, RMSNorm
+from canter.layers.rope import RopeArgs
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionArgs:
+    """`window`: tokens a query sees, itself included (0: all). `softcap`: bound of the scores by tanh (0: none).
+
+    `rope` None leaves positions out. `qk_norm` normalises each head's queries and keys before they are rotated.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    rope: RopeArgs | None
+    window: int = 0
+    softcap: float = 0.0
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: NormArgs | None = None
+
+    def state_spec(self, block_size: int, cache_dtype: str) -> StateSpec:
+        """What a layer of this kind remembers."""
+        return attention_spec(self.num_kv_heads, self.head_dim, cache_dtype, block_size, self.window or None)
+
+
+class Attention:
+    """[T, hidden_size] -> [T, hidden_size]; stores this step's keys and values, then attends over all that are stored."""
+
+    def __init__(self, build: Build, layer_id: int, hidden_size: int, args: AttentionArgs) -> None:
+        heads, kv_heads, head_dim = args.num_heads, args.num_kv_heads, args.head_dim
+        self._layer_id = layer_id
+        self._sizes = (heads, kv_heads, kv_heads)
+        self._heads_shape = (-1, sum(self._sizes), head_dim)
+        self._width = heads * head_dim
+        self._limits = (args.scale, args.window, args.softcap)
+        self._qkv = qkv_linear(build.at("qkv"), hidden_size, heads, kv_heads, head_dim, args.qkv_bias)
+        self._output = Linear(build.at("output"), self._width, hidden_size, args.output_bias)
+        self._q_norm = RMSNorm(build.at("q_norm"), head_dim, args.qk_norm) if args.qk_norm else None
+        self._k_norm = RMSNorm(build.at("k_norm"), head_dim, args.qk_norm) if args.qk_norm else None
+        self._cos_sin = build.rope(args.rope) if args.rope else None
+        self._rope_dim = args.rope.dim if args.rope else 0
+        self._rotary = build.op("rotary")
+        self._write_kv = build.op("write_kv", cache_dtype=build.cache_dtype)
+        self._attend: Callable[..., Tensor] = build.op("paged_attention", cache_dtype=build.cache_dtype)
+
+    def __call__(self, x: Tensor, ctx: StepContext) -> Tensor:
+        q, k, v = self._qkv(x).view(self._heads_shape).split_with_sizes(self._sizes, 1)
+        if self._q_norm is not None and self._k_norm is not None:
+            q, k = self._q_norm(q), self._k_norm(k)
+        if self._cos_sin is not None:
+            self._rotary(q, k, ctx.positions, self._cos_sin, self._rope_dim)
+        cache = ctx.caches[self._layer_id]
+        group = ctx.groups[ctx.group_of_layer[self._layer_id]]
+        self._write_kv(k, v, cache["k"], cache["v"], group.slot_mapping)
+        attended = self._attend(q, cache["k"], cache["v"], group.block_table, ctx.query_start_loc, ctx.seq_lens, *self._limits)
+        return self._output(attended.view(-1, self._width))

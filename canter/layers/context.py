@@ -1,0 +1,36 @@
+"""What one step tells every layer. Passed explicitly; there is no global forward context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class GroupContext:
+    """Where the layers of one state group keep this step's requests. B requests, T tokens."""
+
+    block_table: Tensor
+    """[B, max_blocks] int32: block ids in order of position; entries behind a request's last block are never read."""
+    slot_mapping: Tensor
+    """[T] int64: `block_id * block_size + offset` of each token, or -1 for a token that is not stored."""
+
+
+@dataclass(slots=True)
+class StepContext:
+    """The tensors that describe one step: the tokens of B requests laid end to end, T in all."""
+
+    positions: Tensor
+    """[T] int64: position of each token in its request."""
+    query_start_loc: Tensor
+    """[B + 1] int32: the tokens of request b are `query_start_loc[b]` to `query_start_loc[b + 1] - 1`."""
+    seq_lens: Tensor
+    """[B] int32: tokens of each request once this step is done, earlier steps included."""
+    num_reqs: int
+    groups: list[GroupContext]
+    """By state group id."""
+    group_of_layer: list[int]
+    """By layer id."""
+    caches: list[dict[str, Tensor]]
+    """By layer id: "k" and "v", each [num_blocks, num_kv_heads, block_size, head_dim]."""

@@ -1,0 +1,39 @@
+"""Linear maps: x W^T + b."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from canter.layers.build import Build
+
+
+class Linear:
+    """[T, in_features] -> [T, out_features].
+
+    With `parts`, several maps of the same input in one matrix, their outputs side by side in that order: name -> width.
+    """
+
+    __slots__ = ("_linear", "bias", "weight")
+
+    def __init__(
+        self, build: Build, in_features: int, out_features: int, bias: bool = False, parts: Mapping[str, int] | None = None
+    ) -> None:
+        self.weight = build.parameter("weight", (out_features, in_features), parts)
+        self.bias = build.parameter("bias", (out_features,), parts) if bias else None
+        self._linear: Callable[..., Tensor] = build.op("linear", weight_dtype=self.weight.dtype)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._linear(x, self.weight, self.bias)
+
+
+def qkv_linear(build: Build, hidden_size: int, num_heads: int, num_kv_heads: int, head_dim: int, bias: bool) -> Linear:
+    """Queries, keys and values from one matrix: [T, (num_heads + 2 num_kv_heads) * head_dim], parts "q", "k", "v"."""
+    parts = {"q": num_heads * head_dim, "k": num_kv_heads * head_dim, "v": num_kv_heads * head_dim}
+    return Linear(build, hidden_size, sum(parts.values()), bias, parts)
+
+
+def gate_up_linear(build: Build, hidden_size: int, intermediate_size: int, bias: bool) -> Linear:
+    """The two inputs of a gated MLP from one matrix: [T, 2 * intermediate_size], parts "gate", "up"."""
+    return Linear(build, hidden_size, 2 * intermediate_size, bias, {"gate": intermediate_size, "up": intermediate_size})

@@ -1,0 +1,244 @@
+"""Model Runner V2: the only runner. It turns a plan into tokens, on any device, for any model.
+
+Everything here runs in the device's own order, inside `Device.launch`: the host plans step N+1 while step N computes,
+and hands over plans only. Nothing on the way from plan to sampled token reads a value back from the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from canter.core.plan import NewRow, ScheduledRow, SchedulePlan, StepOutput, TokenLogprobs
+from canter.core.sampling_params import SamplingParams
+from canter.core.state_specs import StateLayout
+from canter.device import Device, HostCopy, Pending
+from canter.layers.context import GroupContext, StepContext
+from canter.runner.input_batch import InputBatch, build_input_batch
+from canter.runner.request_table import RequestTable
+from canter.runner.sampling.output import SamplerOutput, SampleStatus
+from canter.runner.sampling.pipeline import Sampler
+from canter.runner.sampling.post_update import by_table_row, count_outputs
+from canter.runner.sampling.prompt_logprobs import PromptLogprobPlanner, compute_prompt_logprobs, prompt_entries, prompt_targets
+from canter.runner.sampling.states import SampleBatch
+from canter.runner.state_pool import StatePool
+from canter.runner.verify import AcceptedTokens, accept_drafts, advance
+
+WARM_UP_ID = "canter-warm-up"
+WARM_UP_TOKENS = 8
+
+
+class Model(Protocol):
+    """What a runner asks of a model; see `models/contract.py`."""
+
+    def forward(self, token_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor: ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PendingForward:
+    """A launched forward: the batch and the hidden states `[T, H]` of its tokens; None when the plan has no rows."""
+
+    plan: SchedulePlan
+    launched: Pending[tuple[InputBatch, torch.Tensor] | None]
+
+
+@dataclass(slots=True)
+class _Sampled:
+    """A step's results on their way to the host: `copies` of [sampler's tensors | accepted | prompt logprobs]."""
+
+    batch: InputBatch
+    output: SamplerOutput
+    accepted: AcceptedTokens
+    copy: HostCopy
+    prompt_parts: list[tuple[str, int]] = field(default_factory=list)
+    """(request id, number of host tensors) of the prompt logprobs, in order."""
+
+
+class ModelRunner:
+    """Owns the request table, the cache's tensors and the sampler; runs one model on one device."""
+
+    def __init__(
+        self,
+        model: Model,
+        layout: StateLayout,
+        num_blocks: Sequence[int],
+        device: Device,
+        *,
+        vocab_size: int,
+        max_num_rows: int,
+        max_model_len: int,
+        num_draft_tokens: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self._model = model
+        self._device = device
+        self._vocab_size = vocab_size
+        self._groups = layout.groups
+        self._block_sizes = [group.spec.block_size for group in layout.groups]
+        self._table = RequestTable(max_num_rows, max_model_len, self._block_sizes, num_draft_tokens, device)
+        self._pool = StatePool(layout, num_blocks, device)
+        self._sampler = Sampler(max_num_rows, vocab_size, device.torch_device, seed)
+        self._prompt_logprobs = PromptLogprobPlanner()
+
+    def execute(self, plan: SchedulePlan) -> PendingForward:
+        """Launch the forward of a plan. Plans must come in the scheduler's order."""
+        return PendingForward(plan, self._device.launch(lambda: self._forward(plan)))
+
+    def sample(self, pending: PendingForward) -> PendingOutput:
+        """Launch the choice of tokens of a launched forward."""
+        return PendingOutput(pending.plan, self._device.launch(lambda: self._sample(pending)))
+
+    def warm_up(self) -> None:
+        """Run a short request through the same path as any other, so that the first user's does not pay for first touches."""
+        tokens = list(range(min(WARM_UP_TOKENS, self._vocab_size)))
+        # Blocks that nobody has yet; what is written to them is overwritten before it is read.
+        blocks = tuple([1] * -(-(len(tokens) + 1) // size) for size in self._block_sizes)
+        params = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=2)
+        new = NewRow(WARM_UP_ID, tokens, len(tokens), 0, blocks, params)
+        plans = [
+            SchedulePlan(-3, [ScheduledRow(WARM_UP_ID, len(tokens), 0)], [new]),
+            SchedulePlan(-2, [ScheduledRow(WARM_UP_ID, 1, len(tokens))]),
+            SchedulePlan(-1, finished_ids=[WARM_UP_ID]),
+        ]
+        for plan in plans:
+            self.sample(self.execute(plan)).result()
+
+    def shutdown(self) -> None:
+        self._device.shutdown()
+
+    def _forward(self, plan: SchedulePlan) -> tuple[InputBatch, torch.Tensor] | None:
+        self._update_rows(plan)
+        if not plan.rows:
+            return None
+        batch = build_input_batch(plan, self._table, self._block_sizes, self._device)
+        ctx = StepContext(
+            positions=batch.positions,
+            query_start_loc=batch.query_start_loc,
+            seq_lens=batch.seq_lens,
+            num_reqs=len(plan.rows),
+            groups=[GroupContext(table, slots) for table, slots in zip(batch.block_tables, batch.slot_mappings, strict=True)],
+            group_of_layer=self._pool.group_of_layer,
+            caches=self._pool.caches,
+        )
+        return batch, self._model.forward(batch.token_ids, ctx)
+
+    def _update_rows(self, plan: SchedulePlan) -> None:
+        """Bring the table and the sampler to the plan's rows: drop, add, append blocks."""
+        for request_id in (*plan.finished_ids, *plan.preempted_ids):
+            row = self._table.remove(request_id)
+            if row is not None:
+                self._sampler.remove_row(row)
+        for request_id in plan.finished_ids:
+            self._sampler.forget(request_id)
+            self._prompt_logprobs.forget(request_id)
+        for new in plan.new_rows:
+            row = self._table.add(new)
+            self._sampler.add_row(row, new.request_id, new.sampling, new.token_ids, new.num_prompt_tokens)
+            self._prompt_logprobs.add(new.request_id, new.num_prompt_tokens, new.sampling.prompt_logprobs)
+        self._table.append_blocks(plan)
+
+    def _sample(self, pending: PendingForward) -> _Sampled | None:
+        forwarded = pending.launched.result()
+        if forwarded is None:
+            return None
+        batch, hidden = forwarded
+        # The whole hidden state is its own selection when every row has one token.
+        is_all = len(batch.logit_rows_np) == hidden.shape[0]
+        logits = self._model.logits(hidden if is_all else hidden[batch.logits_indices])
+        output = self._sampler.sample(logits, self._sample_batch(batch))
+        accepted = accept_drafts(batch, output.token_ids, self._device)
+        prompt_tensors, prompt_parts = self._compute_prompt_logprobs(pending.plan, batch, hidden)
+        tensors = [*output.tensors, accepted.token_ids, accepted.num_sampled, *prompt_tensors]
+        copy = self._device.copy_to_host(tensors)
+        advance(self._table, batch, accepted, self._device)
+        if self._sampler.output_counts is not None and len(accepted.sampling_np):
+            counts = self._sampler.output_counts
+            count_outputs(counts, by_table_row(counts.shape[0], accepted.rows, accepted.token_ids, accepted.num_sampled))
+        return _Sampled(batch, output, accepted, copy, prompt_parts)
+
+    def _sample_batch(self, batch: InputBatch) -> SampleBatch:
+        positions = batch.positions[batch.logits_indices]
+        return SampleBatch(
+            rows_np=batch.logit_rows_np,
+            rows=self._device.to_device(torch.from_numpy(batch.logit_rows_np)),
+            positions=positions,
+            all_token_ids=self._table.all_token_ids,
+            total_len=self._table.total_len,
+            local_pos_np=batch.local_pos_np if batch.has_drafts else None,
+            input_ids=batch.token_ids[batch.logits_indices] if batch.has_drafts else None,
+        )
+
+    def _compute_prompt_logprobs(
+        self, plan: SchedulePlan, batch: InputBatch, hidden: torch.Tensor
+    ) -> tuple[list[torch.Tensor], list[tuple[str, int]]]:
+        tensors: list[torch.Tensor] = []
+        parts: list[tuple[str, int]] = []
+        starts = np.concatenate(([0], np.cumsum(batch.num_tokens_np)))
+        for i, scheduled in enumerate(plan.rows):
+            part = self._prompt_logprobs.take(scheduled.request_id, scheduled.num_computed_tokens, scheduled.num_tokens)
+            if part is None:
+                continue
+            first = int(starts[i])
+            targets = prompt_targets(self._table.all_token_ids, int(batch.rows_np[i]), part)
+            rows = hidden[first + part.start : first + part.stop]
+            found = [
+                t
+                for piece in compute_prompt_logprobs(rows, targets, part.num_top, self._vocab_size, self._model.logits)
+                for t in piece.tensors
+            ]
+            tensors.extend(found)
+            parts.append((scheduled.request_id, len(found)))
+        return tensors, parts
+
+
+@dataclass(frozen=True, slots=True)
+class PendingOutput:
+    """A launched step; `result` waits for its tokens."""
+
+    plan: SchedulePlan
+    launched: Pending[_Sampled | None]
+
+    def result(self) -> StepOutput:
+        sampled = self.launched.result()
+        if sampled is None:
+            return StepOutput(self.plan.step_id, [], [])
+        return _to_host(self.plan, sampled)
+
+
+def _to_host(plan: SchedulePlan, sampled: _Sampled) -> StepOutput:
+    """Lists by request, in the plan's order."""
+    tensors = sampled.copy.wait()
+    num_sampler = len(sampled.output.tensors)
+    host = sampled.output.from_host(tensors[:num_sampler])
+    token_rows: list[list[int]] = tensors[num_sampler].tolist()
+    counts: list[int] = tensors[num_sampler + 1].tolist()
+    size = len(plan.rows)
+    token_ids: list[list[int]] = [[] for _ in range(size)]
+    logprobs: list[list[TokenLogprobs] | None] = [None] * size
+    errors: dict[str, str] = {}
+    first_logits = (np.cumsum(sampled.batch.num_logits_np) - sampled.batch.num_logits_np).tolist()
+    for line, i in enumerate(sampled.accepted.sampling_np.tolist()):
+        count, first = counts[line], first_logits[i]
+        token_ids[i] = token_rows[line][:count]
+        entries = host.logprobs[first : first + count]
+        if entries[0] is not None:
+            logprobs[i] = [entry for entry in entries if entry is not None]
+        bad = next((s for s in host.status[first : first + count] if s is not SampleStatus.OK), None)
+        if bad is not None:
+            errors[plan.rows[i].request_id] = bad.message
+    return StepOutput(plan.step_id, token_ids, logprobs, _prompt_lists(sampled, tensors[num_sampler + 2 :]), errors=errors)
+
+
+def _prompt_lists(sampled: _Sampled, tensors: list[torch.Tensor]) -> dict[str, list[TokenLogprobs]]:
+    lists: dict[str, list[TokenLogprobs]] = {}
+    start = 0
+    for request_id, count in sampled.prompt_parts:
+        lists[request_id] = prompt_entries(tensors[start : start + count])
+        start += count
+    return lists

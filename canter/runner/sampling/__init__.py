@@ -1,0 +1,1 @@
+"""From logits to tokens: processors, truncation, the draw, and log-probabilities."""

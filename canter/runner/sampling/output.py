@@ -1,0 +1,88 @@
+"""What sampling gives back: tensors on the device first, lists on the host once they have been copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from torch import Tensor
+
+from canter.core.plan import TokenLogprobs
+from canter.device import HostCopy
+from canter.runner.sampling.logprobs import LogprobGroup, to_entries
+
+CopyToHost = Callable[[list[Tensor]], HostCopy]
+"""`Device.copy_to_host`: starts a copy, and waits for it later."""
+
+
+class SampleStatus(IntEnum):
+    """Whether a drawn token means anything. Where it doesn't, the token is 0 and the request should end with an error."""
+
+    OK = 0
+    BAD_LOGITS = 1
+    NO_TOKEN = 2
+
+    @property
+    def message(self) -> str:
+        """What to tell the user; empty when all is well."""
+        return _MESSAGES[self]
+
+
+_MESSAGES = {
+    SampleStatus.OK: "",
+    SampleStatus.BAD_LOGITS: "The model computed logits that are not numbers (NaN or infinite).",
+    SampleStatus.NO_TOKEN: "No token may follow: the request's constraints (allowed_token_ids, logit_bias, min_tokens, "
+    "bad_words, grammar) exclude every one.",
+}
+
+
+@dataclass(slots=True)
+class HostOutput:
+    """Lists with one element for each logit of the batch, in its order."""
+
+    token_ids: list[int]
+    status: list[SampleStatus]
+    logprobs: list[TokenLogprobs | None]
+
+
+@dataclass(slots=True)
+class SamplerOutput:
+    """`token_ids [L]` int64 and `status [L]` int8 (`SampleStatus`) on the device; `logprobs` of those that want them.
+
+    `start_copy` before anything overwrites what was sampled from; `result` when the host needs it.
+    """
+
+    token_ids: Tensor
+    status: Tensor
+    logprobs: list[LogprobGroup] = field(default_factory=list)
+    _copy: HostCopy | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Everything that `from_host` needs, in its order: for a runner that copies other tensors along."""
+        return [self.token_ids, self.status, *(tensor for group in self.logprobs for tensor in group.data.tensors)]
+
+    def start_copy(self, copy_to_host: CopyToHost) -> None:
+        """Set the copy going. Doesn't wait."""
+        self._copy = copy_to_host(self.tensors)
+
+    def result(self) -> HostOutput:
+        """Wait for the copy. Raises `RuntimeError` when none was started."""
+        if self._copy is None:
+            raise RuntimeError("SamplerOutput.result needs start_copy first")
+        return self.from_host(self._copy.wait())
+
+    def to_host(self) -> HostOutput:
+        """Copy and wait at once."""
+        return self.from_host([tensor.cpu() for tensor in self.tensors])
+
+    def from_host(self, tensors: list[Tensor]) -> HostOutput:
+        """Make lists of `tensors`, which are `self.tensors` on the host."""
+        token_ids, status, *rest = tensors
+        logprobs: list[TokenLogprobs | None] = [None] * len(token_ids)
+        for number, group in enumerate(self.logprobs):
+            entries = to_entries(*rest[3 * number : 3 * number + 3])
+            for at, entry in zip(group.index.tolist(), entries, strict=True):
+                logprobs[at] = entry
+        return HostOutput(token_ids.tolist(), [SampleStatus(code) for code in status.tolist()], logprobs)

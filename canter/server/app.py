@@ -1,0 +1,99 @@
+"""The ASGI application: the route table, and the layers around it."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from canter.client.protocol import EngineClient
+from canter.core.config import EngineArgs
+from canter.server.args import ServerArgs
+from canter.server.auth import AuthMiddleware
+from canter.server.errors import ErrorMiddleware, on_http_exception
+from canter.server.metrics import HttpMetricsMiddleware, Metrics
+from canter.server.model_text import ModelText
+from canter.server.routes import chat, completions, health, models, tokens
+from canter.server.state import ServerState, made_request_id
+
+ROUTES = (
+    Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
+    Route("/v1/completions", completions.completions, methods=["POST"]),
+    Route("/v1/models", models.list_models, methods=["GET"]),
+    Route("/v1/models/{model:path}", models.get_model, methods=["GET"]),
+    Route("/tokenize", tokens.tokenize, methods=["POST"]),
+    Route("/detokenize", tokens.detokenize, methods=["POST"]),
+    Route("/health", health.health, methods=["GET"]),
+    Route("/ping", health.health, methods=["GET", "POST"]),
+    Route("/version", health.version, methods=["GET"]),
+    Route("/metrics", health.metrics, methods=["GET"]),
+)
+
+
+def build_app(
+    client: EngineClient,
+    text: ModelText | None,
+    *,
+    engine_args: EngineArgs | None = None,
+    server_args: ServerArgs | None = None,
+    metrics: Metrics | None = None,
+) -> Starlette:
+    """The server over an engine client. `text` None: still being read; set `app.state.server.text` when it is there.
+
+    `metrics` must be the client's observer to see its requests.
+    """
+    engine_args, server_args = engine_args or EngineArgs(), server_args or ServerArgs()
+    names = server_args.served_model_name or [engine_args.model]
+    state = ServerState(client, engine_args, server_args, metrics or Metrics(names[0]), text)
+    app = Starlette(routes=ROUTES, middleware=_middleware(state), exception_handlers={HTTPException: on_http_exception})
+    app.router.redirect_slashes = False
+    app.state.server = state
+    return app
+
+
+def _middleware(state: ServerState) -> list[Middleware]:
+    """Outermost first. Errors become answers inside the layers that add headers and count."""
+    args = state.server_args
+    handlers: dict[object, str] = {route.endpoint: route.path for route in reversed(ROUTES)}
+    layers = [Middleware(HttpMetricsMiddleware, metrics=state.metrics.http, handlers=handlers)]
+    if args.enable_request_id_headers:
+        layers.append(Middleware(RequestIdMiddleware))
+    if args.allowed_origins:
+        layers.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=args.allowed_origins,
+                allow_methods=args.allowed_methods,
+                allow_headers=args.allowed_headers,
+                allow_credentials=args.allow_credentials,
+            )
+        )
+    if args.api_keys:
+        layers.append(Middleware(AuthMiddleware, api_keys=args.api_keys))
+    layers.append(Middleware(ErrorMiddleware))
+    return layers
+
+
+class RequestIdMiddleware:
+    """Puts X-Request-Id into every answer: the one that came, or the one that the server made."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(b"x-request-id")
+        if given is None:
+            given = made_request_id(scope).encode()
+
+        async def add_header(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", given)]
+            await send(message)
+
+        await self._app(scope, receive, add_header)

@@ -1,0 +1,92 @@
+"""Server arguments: what shapes the HTTP side, as `EngineArgs` shapes the engine. Names follow vLLM."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from canter.core.config import arg
+from canter.core.errors import ConfigError
+
+MIB = 1 << 20
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+
+
+def _server_arg(default: Any, doc: str, choices: tuple[Any, ...] | None = None) -> Any:
+    return arg(default, doc, choices, group="server")
+
+
+@dataclass(kw_only=True)
+class ServerArgs:
+    """Everything that shapes the HTTP server. Unknown keywords raise with the nearest match (`ServerArgs.parse`)."""
+
+    host: str | None = _server_arg(
+        None, "Address to listen on. Default: all interfaces, as vLLM does, so set an API key or 127.0.0.1 on a shared network."
+    )
+    port: int = _server_arg(8000, "TCP port; 0 lets the system choose a free one.")
+    uds: str | None = _server_arg(None, "Listen on this unix socket instead of a TCP port.")
+    root_path: str = _server_arg("", "Path under which a proxy shows the server.")
+    api_key: list[str] = _server_arg(
+        list, "Keys of which a request must bring one (Authorization: Bearer, or x-api-key). Default: the variable CANTER_API_KEY, if set."
+    )
+    served_model_name: list[str] = _server_arg(
+        list, "Names that requests may give for the model; the first is the one in answers and metrics. Default: the model argument."
+    )
+    chat_template: str | None = _server_arg(None, "File with a Jinja chat template, or the template itself, instead of the model's.")
+    trust_request_chat_template: bool = _server_arg(False, "Allow the chat_template field in requests.")
+    response_role: str = _server_arg("assistant", "Role of the messages that the model writes.")
+    allowed_origins: list[str] = _server_arg(list, "Origins that browsers may call from; empty turns CORS off.")
+    allowed_methods: list[str] = _server_arg(lambda: ["*"], "Methods that browsers may use.")
+    allowed_headers: list[str] = _server_arg(lambda: ["*"], "Headers that browsers may send.")
+    allow_credentials: bool = _server_arg(False, "Let browsers send credentials.")
+    max_body_bytes: int = _server_arg(64 * MIB, "Longest request body; longer ones are refused with 413.")
+    shutdown_timeout: float = _server_arg(
+        0.0, "Seconds that requests under way may go on after SIGTERM or SIGINT; then they end with an error. 0 ends them at once."
+    )
+    enable_request_id_headers: bool = _server_arg(False, "Send X-Request-Id in every answer: the request's own, or a new one.")
+    enable_prompt_tokens_details: bool = _server_arg(False, "Report cached prompt tokens in usage.prompt_tokens_details.")
+    enable_force_include_usage: bool = _server_arg(False, "Send usage in every stream, asked for or not.")
+    uvicorn_log_level: str = _server_arg("info", "Least severe lines that the HTTP library logs.", LOG_LEVELS)
+    disable_uvicorn_access_log: bool = _server_arg(False, "Don't log a line for each HTTP request.")
+
+    @classmethod
+    def parse(cls, **keywords: Any) -> ServerArgs:
+        """Build from keywords; an unknown one raises `ConfigError` naming the nearest known."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        for name in keywords:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(sorted(known))}."
+                raise ConfigError(f"Unknown server argument {name!r}.{hint}")
+        args = cls(**keywords)
+        args.verify()
+        return args
+
+    def verify(self) -> None:
+        """Check every value; raises `ConfigError` naming the argument."""
+        for f in dataclasses.fields(self):
+            choices, value = f.metadata["choices"], getattr(self, f.name)
+            if choices and value not in choices:
+                raise ConfigError(f"{f.name} must be one of {', '.join(map(str, choices))}, got {value!r}.")
+        if not _is_integer(self.port) or not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be an integer of at least 0 and at most 65535, got {self.port!r}.")
+        if not _is_integer(self.max_body_bytes) or self.max_body_bytes < 1:
+            raise ConfigError(f"max_body_bytes must be an integer of at least 1, got {self.max_body_bytes!r}.")
+        if isinstance(self.shutdown_timeout, bool) or not 0 <= self.shutdown_timeout < float("inf"):
+            raise ConfigError(f"shutdown_timeout must be a number of seconds of at least 0, got {self.shutdown_timeout!r}.")
+        for name in ("api_key", "served_model_name"):
+            if any(not isinstance(value, str) or not value for value in getattr(self, name)):
+                raise ConfigError(f"{name} must hold non-empty strings.")
+
+    @property
+    def api_keys(self) -> list[str]:
+        """The keys given, or the one of the environment."""
+        variable = os.environ.get("CANTER_API_KEY")
+        return self.api_key or ([variable] if variable else [])
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

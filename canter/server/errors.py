@@ -1,0 +1,157 @@
+"""The one table from exceptions to HTTP statuses, and the envelope that every error wears."""
+
+from __future__ import annotations
+
+import math
+import re
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from canter.core.errors import (
+    AuthenticationError,
+    CanterError,
+    EngineDeadError,
+    EngineError,
+    EngineNotReadyError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    PayloadTooLargeError,
+    QueueFullError,
+)
+from canter.core.logging import get_logger
+
+logger = get_logger(__name__)
+
+STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
+    (InvalidRequestError, 400, "BadRequestError"),
+    (AuthenticationError, 401, "AuthenticationError"),
+    (ModelNotFoundError, 404, "NotFoundError"),
+    (PayloadTooLargeError, 413, "RequestEntityTooLargeError"),
+    (QueueFullError, 503, "ServiceUnavailableError"),
+    (EngineNotReadyError, 503, "ServiceUnavailableError"),
+    (EngineDeadError, 503, "ServiceUnavailableError"),
+    (EngineError, 500, "InternalServerError"),
+)
+"""Exception, status, `type` in the envelope; the first row that fits counts. What is in no row is our own fault: 500."""
+
+LOADING_RETRY_SECONDS = 2
+MAX_MESSAGE_CHARS = 4096
+INTERNAL_MESSAGE = "The server made an error. Its log has the details."
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+_FILE_PATH = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+[\w.+@-]*")
+
+
+class ErrorInfo(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+class ErrorBody(msgspec.Struct):
+    """OpenAI's envelope, on every route."""
+
+    error: ErrorInfo
+
+
+def describe(error: BaseException) -> ErrorInfo:
+    """Status and text for an exception. Only what Canter raised on purpose, or HTTP itself, is told in its own words."""
+    if isinstance(error, HTTPException):
+        status = HTTPStatus(error.status_code)
+        return ErrorInfo(str(error.detail), _camel_case(status.phrase), None, error.status_code)
+    for kind, code, name in STATUSES:
+        if isinstance(error, kind):
+            message = str(error) if code < 500 else sanitise(str(error))
+            return ErrorInfo(cut(message), name, _param(error), code)
+    return ErrorInfo(INTERNAL_MESSAGE, "InternalServerError", None, 500)
+
+
+def sanitise(message: str) -> str:
+    """Without memory addresses and file paths, and one line only."""
+    first_line = message.partition("\n")[0]
+    return _FILE_PATH.sub("<path>", _ADDRESS.sub("<address>", first_line))
+
+
+def cut(message: str) -> str:
+    """A message that echoes a huge input must not be huge itself."""
+    return message if len(message) <= MAX_MESSAGE_CHARS else message[:MAX_MESSAGE_CHARS] + "…"
+
+
+def error_response(error: BaseException) -> Response:
+    """The HTTP answer for an exception, with `Retry-After` where trying again makes sense."""
+    info = describe(error)
+    headers = dict(getattr(error, "headers", None) or {})
+    if isinstance(error, QueueFullError):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+    elif isinstance(error, EngineNotReadyError):
+        headers["Retry-After"] = str(LOADING_RETRY_SECONDS)
+    elif isinstance(error, AuthenticationError):
+        headers["WWW-Authenticate"] = "Bearer"
+    elif isinstance(error, PayloadTooLargeError):
+        headers["Connection"] = "close"  # the rest of the body is not read
+    return Response(encode_error(info), info.code, headers, "application/json")
+
+
+def encode_error(info: ErrorInfo) -> bytes:
+    return msgspec.json.encode(ErrorBody(info))
+
+
+def on_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own 404 and 405 in the envelope, naming what was asked for."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        error.detail = f"There is no route {cut(request.url.path)!r}."
+    elif error.status_code == 405:
+        error.detail = f"{request.method} is not allowed here; allowed: {(error.headers or {}).get('Allow', '')}."
+    return error_response(error)
+
+
+class ErrorMiddleware:
+    """Turns every exception that a route lets out into an answer; our own faults are logged with their traceback."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def watch(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            log_error(error, scope)
+            if not started:
+                await error_response(error)(scope, receive, send)
+
+
+def log_error(error: BaseException, scope: Scope | dict[str, Any]) -> None:
+    """Our own faults with a traceback; the user's at debug level only."""
+    if isinstance(error, CanterError):
+        logger.debug("%s %r: %s", scope.get("method"), scope.get("path"), error)
+    else:
+        logger.error("%s %r failed", scope.get("method"), scope.get("path"), exc_info=error)
+
+
+def _param(error: BaseException) -> str | None:
+    if isinstance(error, ModelNotFoundError):
+        return "model"
+    return getattr(error, "param", None)
+
+
+def _camel_case(phrase: str) -> str:
+    return "".join(word.capitalize() for word in re.split(r"[^A-Za-z]+", phrase)) + "Error"

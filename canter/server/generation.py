@@ -1,0 +1,256 @@
+"""The one generation pipeline. `prepare` makes a job of prompts and wishes, `stream` runs it, `fold` sums a stream up.
+
+It knows no dialect: routes bring plain values and encode the outputs that come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from canter.client.outputs import RequestOutput, merge_outputs
+from canter.client.protocol import EngineClient
+from canter.core.config import EngineArgs
+from canter.core.errors import EngineNotReadyError, InvalidRequestError
+from canter.core.messages import EngineInfo
+from canter.core.sampling_params import OutputKind, SamplingParams
+from canter.server.model_text import ModelText
+from canter.text.chat_template import RESERVED_VARIABLES, ChatTemplate
+from canter.text.prepare import finish_params
+
+T = TypeVar("T")
+
+INLINE_CHARS = 4096
+"""Shorter texts are tokenised on the event loop: handing them to a thread would take longer."""
+MAX_CACHE_SALT_CHARS = 128
+MERGE_QUEUE_SIZE = 16
+MAX_PRIORITY = 2**31
+TEMPLATE_RESERVED = RESERVED_VARIABLES | {"self"}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt ready to run. `text` is None when the user sent token ids."""
+
+    text: str | None
+    token_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What a request asks for, dialect left behind. `sampling` holds only what the user gave, under `SamplingParams`' names."""
+
+    sampling: Mapping[str, Any]
+    stream: bool
+    default_max_tokens: int | None = None
+    """Tokens to generate when neither request nor model says; None for all that fit."""
+    max_tokens_name: str = "max_tokens"
+    truncate_prompt_tokens: int | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Prompts with their parameters, ready for `Generation.stream`."""
+
+    request_id: str
+    prompts: list[Prompt]
+    params: list[SamplingParams]
+    priority: int
+    cache_salt: str | None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+
+class Generation:
+    """The pipeline over one engine and one model's text side."""
+
+    def __init__(self, client: EngineClient, text: ModelText, args: EngineArgs) -> None:
+        self.client = client
+        self.text = text
+        self._args = args
+
+    @property
+    def info(self) -> EngineInfo:
+        if self.client.info is None:
+            raise EngineNotReadyError("The model is still loading. Try again in a moment.")
+        return self.client.info
+
+    async def encode(self, text: str, add_special_tokens: bool) -> Prompt:
+        """Tokenise a text; a long one in a thread, so that other requests go on."""
+        return Prompt(text, await _off_loop(len(text), lambda: self.text.tokenizer.encode(text, add_special_tokens)))
+
+    def check_token_ids(self, token_ids: Sequence[int], name: str) -> Prompt:
+        """A prompt that came as token ids. Raises `InvalidRequestError` for one outside the vocabulary."""
+        vocab_size = self.info.vocab_size
+        if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
+            wrong = next(t for t in token_ids if not 0 <= t < vocab_size)
+            raise InvalidRequestError(f"{name} must hold token ids in [0, {vocab_size}), got {wrong}.", name)
+        return Prompt(None, list(token_ids))
+
+    async def render(
+        self, messages: list[dict[str, Any]], kwargs: Mapping[str, Any], template: ChatTemplate | None = None, **options: Any
+    ) -> str:
+        """Conversation to text with the model's chat template, or another. `kwargs` are the user's own template variables."""
+        chosen = template or self.text.chat_template
+        reserved = sorted(TEMPLATE_RESERVED & set(kwargs))
+        if reserved:
+            raise InvalidRequestError(f"chat_template_kwargs may not set {', '.join(reserved)}.", "chat_template_kwargs")
+        size = sum(len(str(message.get("content") or "")) for message in messages)
+        return await _off_loop(size, lambda: chosen.render(messages, **options, **kwargs))
+
+    def prepare(self, request_id: str, prompts: list[Prompt], wishes: Wishes) -> Job:
+        """Check everything that can be checked before the engine sees it. Raises `InvalidRequestError` naming the field."""
+        _check_cache_salt(wishes.cache_salt)
+        self._check_priority(wishes.priority)
+        prompts = [self._truncated(prompt, wishes) for prompt in prompts]
+        rooms = [self._room(prompt, wishes) for prompt in prompts]
+        base = self._sampling(wishes)
+        limits = [self._max_tokens(room, wishes) for room in rooms]
+        params = [base if limit == base.max_tokens else base.clone(max_tokens=limit) for limit in limits]
+        return Job(request_id, prompts, params, wishes.priority, wishes.cache_salt)
+
+    async def stream(self, job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        """Run a job: (number of the prompt, output) as they come. Closing it aborts what still runs."""
+        sources = [self._generate(job, i) for i in range(len(job.prompts))]
+        async with aclosing(sources[0] if len(sources) == 1 else merge_streams(sources)) as merged:
+            async for item in merged:
+                yield item
+
+    async def _generate(self, job: Job, number: int) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        prompt = job.prompts[number]
+        request_id = job.request_id if len(job.prompts) == 1 else f"{job.request_id}-{number}"
+        outputs = self.client.generate(
+            request_id,
+            prompt.token_ids,
+            job.params[number],
+            prompt=prompt.text,
+            priority=job.priority,
+            cache_salt=job.cache_salt,
+        )
+        async with aclosing(outputs):
+            async for output in outputs:
+                yield number, output
+
+    def _sampling(self, wishes: Wishes) -> SamplingParams:
+        """Model's defaults below the user's values, checked against model and server."""
+        values = {**self.text.defaults, **wishes.sampling}
+        values["output_kind"] = OutputKind.DELTA if wishes.stream else OutputKind.FINAL_ONLY
+        values["max_tokens"] = self._max_tokens(self.info.max_model_len, wishes)
+        info = self.info
+        params = finish_params(SamplingParams(**values), self.text.tokenizer, self.text.generation_config, info.vocab_size)
+        params.verify_vocabulary(info.vocab_size, self._args.max_logprobs)
+        return params.clone(top_k=info.vocab_size) if params.top_k > info.vocab_size else params
+
+    def _truncated(self, prompt: Prompt, wishes: Wishes) -> Prompt:
+        """Keep the end of a prompt that asks to be cut: `truncate_prompt_tokens`, or with -1 whatever leaves room to answer."""
+        keep = wishes.truncate_prompt_tokens
+        if keep is None:
+            return prompt
+        if keep < -1 or keep == 0:
+            raise InvalidRequestError(f"truncate_prompt_tokens must be -1 or at least 1, got {keep}.", "truncate_prompt_tokens")
+        if keep == -1:
+            keep = max(1, self.info.max_model_len - (wishes.sampling.get("max_tokens") or 1))
+        elif keep > self.info.max_model_len:
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens must be at most the context of {self.info.max_model_len} tokens, got {keep}.",
+                "truncate_prompt_tokens",
+            )
+        return prompt if len(prompt.token_ids) <= keep else Prompt(None, prompt.token_ids[-keep:])
+
+    def _room(self, prompt: Prompt, wishes: Wishes) -> int:
+        """Tokens that the context leaves for the answer."""
+        context, length = self.info.max_model_len, len(prompt.token_ids)
+        if length == 0:
+            raise InvalidRequestError("The prompt is empty: at least one token is needed.", "prompt")
+        if length >= context:
+            raise InvalidRequestError(
+                f"The prompt has {length} tokens, but the model's context is {context} tokens, prompt and answer together. "
+                f"Shorten the prompt to at most {context - 1} tokens, or set truncate_prompt_tokens.",
+                "prompt",
+            )
+        wanted = wishes.sampling.get("max_tokens")
+        if wanted is not None and length + wanted > context:
+            raise InvalidRequestError(
+                f"The prompt has {length} tokens and {wishes.max_tokens_name} is {wanted}, together {length + wanted}, but the model's "
+                f"context is {context} tokens. Shorten the prompt, or set {wishes.max_tokens_name} to at most {context - length}.",
+                wishes.max_tokens_name,
+            )
+        return context - length
+
+    def _max_tokens(self, room: int, wishes: Wishes) -> int:
+        given = wishes.sampling.get("max_tokens")
+        if given is not None:
+            return int(given)
+        default = wishes.default_max_tokens or self.text.defaults.get("max_tokens")
+        return room if default is None else min(room, default)
+
+    def _check_priority(self, priority: int) -> None:
+        if not -MAX_PRIORITY <= priority < MAX_PRIORITY:
+            raise InvalidRequestError(f"priority must be an integer of 32 bits, got {priority}.", "priority")
+        if priority != 0 and self._args.scheduling_policy != "priority":
+            raise InvalidRequestError("priority needs a server started with --scheduling-policy priority.", "priority")
+
+
+async def fold(stream: AsyncIterator[tuple[int, RequestOutput]]) -> list[RequestOutput]:
+    """The sum of a stream: one output for each prompt, in order, its choices sorted by index."""
+    results: dict[int, RequestOutput] = {}
+    async for number, output in stream:
+        known = results.get(number)
+        results[number] = output if known is None else merge_outputs(known, output, OutputKind.DELTA)
+    for result in results.values():
+        result.outputs.sort(key=lambda choice: choice.index)
+    return [results[number] for number in sorted(results)]
+
+
+async def merge_streams(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    """Items of all sources as they come. The first error ends it; ending it closes all sources.
+
+    The queue between is short: sources whose items are not taken wait, and their mailboxes merge what comes.
+    """
+    queue: asyncio.Queue[tuple[T | None, BaseException | None]] = asyncio.Queue(MERGE_QUEUE_SIZE)
+
+    async def pump(source: AsyncGenerator[T, None]) -> None:
+        try:
+            async with aclosing(source):
+                async for item in source:
+                    await queue.put((item, None))
+        except Exception as error:
+            await queue.put((None, error))
+        else:
+            await queue.put((None, None))
+
+    tasks = [asyncio.create_task(pump(source)) for source in sources]
+    try:
+        remaining = len(tasks)
+        while remaining:
+            item, error = await queue.get()
+            if error is not None:
+                raise error
+            if item is None:
+                remaining -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _off_loop(size: int, work: Callable[[], T]) -> T:
+    return work() if size <= INLINE_CHARS else await asyncio.to_thread(work)
+
+
+def _check_cache_salt(salt: str | None) -> None:
+    if salt is None:
+        return
+    if not 1 <= len(salt) <= MAX_CACHE_SALT_CHARS or any(c in "@/\\\0" for c in salt):
+        raise InvalidRequestError(
+            f"cache_salt must have 1 to {MAX_CACHE_SALT_CHARS} characters, none of them @, /, \\ or NUL.", "cache_salt"
+        )

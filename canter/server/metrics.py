@@ -1,0 +1,321 @@
+"""Prometheus metrics under vLLM's names, labels and buckets, in a registry of their own.
+
+Request figures are observed here, in the frontend, from the times that the engine sends; the engine's gauges and
+counters are read from its last `EngineStats` when somebody asks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+
+from prometheus_client import CollectorRegistry, Counter, GCCollector, Histogram, PlatformCollector, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from canter.client.outputs import RequestGroup, RequestState
+from canter.core.logging import get_logger
+from canter.core.messages import EngineInfo, EngineStats
+
+logger = get_logger(__name__)
+
+LABELS = ("model_name", "engine")
+ENGINE = "0"
+FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
+
+LATENCY_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+FIRST_TOKEN_BUCKETS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
+)  # fmt: skip
+TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+STEP_BUCKETS = (1, *(2**i for i in range(3, 15)))
+CHOICE_BUCKETS = (1, 2, 5, 10, 20)
+PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
+HTTP_BUCKETS = (0.1, 0.5, 1)
+HTTP_FINE_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60)
+
+
+def count_buckets(largest: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50 and so on, up to `largest`."""
+    series = (digit * 10**power for power in range(20) for digit in (1, 2, 5))
+    return tuple(takewhile(lambda value: value <= largest, series))
+
+
+class Metrics:
+    """A `RequestObserver` that keeps the figures. Those of requests exist from `engine_ready` on."""
+
+    def __init__(self, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self.http = HttpMetrics(self.registry)
+        self.totals = Totals()
+        self._model_name = model_name
+        self._requests: RequestMetricSet | None = None
+        self._stats = EngineStats()
+        self._info: EngineInfo | None = None
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self.registry.register(_EngineCollector(self))
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        return self._model_name, ENGINE
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    @property
+    def info(self) -> EngineInfo | None:
+        return self._info
+
+    def engine_ready(self, info: EngineInfo) -> None:
+        """The engine's limits are known: they shape buckets. Idempotent."""
+        if self._requests is None:
+            self._info = info
+            self._requests = RequestMetricSet(self.registry, self.labels, info.max_model_len)
+
+    def expose(self) -> tuple[bytes, str]:
+        """(text, content type) for a scrape."""
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+    def on_step(self, stats: EngineStats) -> None:
+        self._stats = stats
+        if self._requests is not None and stats.step_num_tokens:
+            self._requests.iteration_tokens.observe(stats.step_num_tokens)
+
+    def on_tokens(self, state: RequestState, num_tokens: int, seconds: float | None, is_first: bool) -> None:
+        if is_first:
+            self.totals.prompt_tokens += len(state.prompt_token_ids)
+        self.totals.generation_tokens += num_tokens
+        if self._requests is not None:
+            self._requests.observe_tokens(state, num_tokens, seconds, is_first)
+
+    def on_state_end(self, state: RequestState, now: float) -> None:
+        if self._requests is not None:
+            self._requests.observe_end(state, now)
+
+    def on_group_end(self, group: RequestGroup) -> None:
+        if self._requests is not None:
+            self._requests.observe_group(group)
+
+
+@dataclass(slots=True)
+class Totals:
+    """Tokens since the server started, for the log line."""
+
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+
+
+class RequestMetricSet:
+    """Counters and histograms of requests."""
+
+    def __init__(self, registry: CollectorRegistry, labels: tuple[str, str], max_model_len: int) -> None:
+        self._registry = registry
+        self._labels = labels
+        lengths = count_buckets(max_model_len)
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed.")
+        self.prompt_tokens_cached = self._counter("prompt_tokens_cached", "Prompt tokens taken from the prefix cache.")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        success = Counter("vllm:request_success", "Requests ended.", (*LABELS, "finished_reason"), registry=registry)
+        self.request_success = {reason: success.labels(*labels, reason) for reason in FINISH_REASONS}
+        self.iteration_tokens = self._histogram("iteration_tokens_total", "Tokens of a step.", STEP_BUCKETS)
+        self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", lengths)
+        self.request_generation_tokens = self._histogram("request_generation_tokens", "Tokens generated for a request.", lengths)
+        self.max_generation_tokens = self._histogram(
+            "request_max_num_generation_tokens", "Most tokens generated for a choice of a request.", lengths
+        )
+        self.computed_prompt_tokens = self._histogram(
+            "request_prefill_kv_computed_tokens", "Prompt tokens of a request that no cache had.", lengths
+        )
+        self.params_n = self._histogram("request_params_n", "Choices asked for.", CHOICE_BUCKETS)
+        self.params_max_tokens = self._histogram("request_params_max_tokens", "max_tokens asked for.", lengths)
+        self.num_preemptions = self._histogram("request_num_preemptions", "Preemptions of a request.", PREEMPTION_BUCKETS)
+        self.first_token = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_BUCKETS)
+        self.inter_token = self._histogram("inter_token_latency_seconds", "From token to token.", TOKEN_BUCKETS)
+        self.per_token = self._histogram(
+            "request_time_per_output_token_seconds", "A request's mean time per token after the first.", TOKEN_BUCKETS
+        )
+        self.whole = self._histogram("e2e_request_latency_seconds", "From arrival to the end.", LATENCY_BUCKETS)
+        self.queue = self._histogram("request_queue_time_seconds", "Time in the waiting queue.", LATENCY_BUCKETS)
+        self.inference = self._histogram("request_inference_time_seconds", "From first scheduled to the last token.", LATENCY_BUCKETS)
+        self.prefill = self._histogram("request_prefill_time_seconds", "From first scheduled to the first token.", LATENCY_BUCKETS)
+        self.decode = self._histogram("request_decode_time_seconds", "From the first token to the last.", LATENCY_BUCKETS)
+
+    def observe_tokens(self, state: RequestState, num_tokens: int, seconds: float | None, is_first: bool) -> None:
+        self.generation_tokens.inc(num_tokens)
+        if is_first:
+            self.prompt_tokens.inc(len(state.prompt_token_ids))
+            self.prompt_tokens_cached.inc(state.num_cached_tokens)
+        if seconds is not None:
+            (self.first_token if is_first else self.inter_token).observe(seconds)
+
+    def observe_end(self, state: RequestState, now: float) -> None:
+        times = state.metrics
+        self.request_success[state.finish_reason if state.finish_reason in FINISH_REASONS else "error"].inc()
+        self.whole.observe(max(0.0, now - times.arrival_time))
+        self.request_prompt_tokens.observe(len(state.prompt_token_ids))
+        self.request_generation_tokens.observe(times.num_generation_tokens)
+        self.computed_prompt_tokens.observe(max(0, len(state.prompt_token_ids) - state.num_cached_tokens))
+        self.num_preemptions.observe(state.num_preemptions)
+        if state.params.max_tokens is not None:
+            self.params_max_tokens.observe(state.params.max_tokens)
+        if times.scheduled_ts:
+            self.queue.observe(max(0.0, times.scheduled_ts - times.queued_ts))
+        if times.first_token_ts:
+            decode = max(0.0, times.last_token_ts - times.first_token_ts)
+            self.prefill.observe(max(0.0, times.first_token_ts - times.scheduled_ts))
+            self.inference.observe(max(0.0, times.last_token_ts - times.scheduled_ts))
+            self.decode.observe(decode)
+            if times.num_generation_tokens > 1:
+                self.per_token.observe(decode / (times.num_generation_tokens - 1))
+
+    def observe_group(self, group: RequestGroup) -> None:
+        self.params_n.observe(group.params.n)
+        self.max_generation_tokens.observe(max(state.metrics.num_generation_tokens for state in group.states.values()))
+
+    def _counter(self, name: str, doc: str) -> Counter:
+        return Counter(f"vllm:{name}", doc, LABELS, registry=self._registry).labels(*self._labels)
+
+    def _histogram(self, name: str, doc: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"vllm:{name}", doc, LABELS, buckets=buckets, registry=self._registry).labels(*self._labels)
+
+
+class _EngineCollector(Collector):
+    """The engine's own figures, as it last told them."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        stats, info = self._metrics.stats, self._metrics.info
+        yield self._gauge("vllm:num_requests_running", "Requests that run.", stats.num_running)
+        yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", stats.num_waiting)
+        yield self._gauge("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use, 0 to 1.", stats.cache_usage)
+        yield self._gauge("canter:num_free_blocks", "Cache blocks that are free.", stats.num_free_blocks)
+        yield self._gauge("canter:num_blocks", "Cache blocks.", stats.num_blocks or (info.num_blocks if info else 0))
+        yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries)
+        yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits)
+        yield self._counter("vllm:num_preemptions", "Preemptions.", stats.num_preemptions)
+        if info is not None:
+            yield self._cache_info(info)
+
+    def _gauge(self, name: str, doc: str, value: float) -> Metric:
+        family = GaugeMetricFamily(name, doc, labels=LABELS)
+        family.add_metric(self._metrics.labels, value)
+        return family
+
+    def _counter(self, name: str, doc: str, value: float) -> Metric:
+        family = CounterMetricFamily(name, doc, labels=LABELS)
+        family.add_metric(self._metrics.labels, value)
+        return family
+
+    def _cache_info(self, info: EngineInfo) -> Metric:
+        values = {
+            "block_size": str(info.block_size),
+            "cache_dtype": info.dtype,
+            "num_gpu_blocks": str(info.num_blocks),
+            "enable_prefix_caching": str(info.prefix_caching),
+        }
+        family = GaugeMetricFamily("vllm:cache_config_info", "How the cache is laid out.", labels=("engine", *values))
+        family.add_metric((ENGINE, *values.values()), 1)
+        return family
+
+
+class HttpMetrics:
+    """Figures of HTTP itself, as prometheus-fastapi-instrumentator names them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter("http_requests", "Requests.", ("handler", "method", "status"), registry=registry)
+        self.seconds = Histogram(
+            "http_request_duration_seconds",
+            "Time to the end of the answer.",
+            ("handler", "method"),
+            buckets=HTTP_BUCKETS,
+            registry=registry,
+        )
+        self.fine_seconds = Histogram(
+            "http_request_duration_highr_seconds", "Time to the end of the answer.", buckets=HTTP_FINE_BUCKETS, registry=registry
+        )
+        self.request_bytes = Counter("http_request_size_bytes", "Bytes of request bodies, as declared.", ("handler",), registry=registry)
+        self.response_bytes = Counter("http_response_size_bytes", "Bytes of answers.", ("handler",), registry=registry)
+
+
+class HttpMetricsMiddleware:
+    """Counts requests by route; paths that are no route share one label, so that nobody can make new ones."""
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics, handlers: dict[object, str]) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._handlers = handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        status, num_bytes = 499, 0  # a client that left before the answer, as nginx writes it
+
+        async def watch(message: Message) -> None:
+            nonlocal status, num_bytes
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                num_bytes += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        finally:
+            self._record(scope, status, num_bytes, time.perf_counter() - started)
+
+    def _record(self, scope: Scope, status: int, num_bytes: int, seconds: float) -> None:
+        handler = self._handlers.get(scope.get("endpoint"), "none")
+        method = scope["method"] if scope["method"] in ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH") else "other"
+        self._metrics.requests.labels(handler, method, f"{status // 100}xx").inc()
+        self._metrics.seconds.labels(handler, method).observe(seconds)
+        self._metrics.fine_seconds.observe(seconds)
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        self._metrics.request_bytes.labels(handler).inc(int(declared) if declared.isdigit() else 0)
+        self._metrics.response_bytes.labels(handler).inc(num_bytes)
+
+
+class StatsLog:
+    """The line that says, every few seconds while there is work, how fast the server is."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._totals = Totals()
+        self._stats = EngineStats()
+        self._time = time.monotonic()
+        self._was_idle = True
+
+    def write(self) -> None:
+        """Log the figures since the last call; once more after the work has ended, then not again until there is some."""
+        now, stats, totals = time.monotonic(), self._metrics.stats, self._metrics.totals
+        seconds = max(now - self._time, 1e-9)
+        prompt = (totals.prompt_tokens - self._totals.prompt_tokens) / seconds
+        generated = (totals.generation_tokens - self._totals.generation_tokens) / seconds
+        idle = not (prompt or generated or stats.num_running or stats.num_waiting)
+        if not (idle and self._was_idle):
+            queries = stats.prefix_queries - self._stats.prefix_queries
+            hits = stats.prefix_hits - self._stats.prefix_hits
+            logger.info(
+                "prompt %.1f tokens/s, generation %.1f tokens/s, running %d, waiting %d, cache in use %.1f %%, prefix hits %.1f %%",
+                prompt,
+                generated,
+                stats.num_running,
+                stats.num_waiting,
+                100 * stats.cache_usage,
+                100 * hits / queries if queries else 0.0,
+            )
+        self._was_idle, self._time, self._stats = idle, now, stats
+        self._totals = Totals(totals.prompt_tokens, totals.generation_tokens)

@@ -1,0 +1,1 @@
+"""The routes: each reads a body, asks the pipeline, and encodes what comes."""

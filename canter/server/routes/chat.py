@@ -1,0 +1,244 @@
+"""`POST /v1/chat/completions`: schema in, pipeline, chunks or one answer out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import UNSET
+from starlette.requests import Request
+from starlette.responses import Response
+
+from canter.client.outputs import CompletionOutput, RequestOutput
+from canter.core.errors import InvalidRequestError
+from canter.server.body import read_json
+from canter.server.generation import Generation, Job, Prompt, Wishes, fold
+from canter.server.logprobs import ChatLogprobsFormat, finite_prompt_logprobs
+from canter.server.messages import plain_text, template_messages
+from canter.server.routes.common import check_shared, sampling_of, usage_wanted
+from canter.server.schemas.openai import (
+    AnswerMessage,
+    ChatAnswer,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatLogprobs,
+    ChatRequest,
+    Usage,
+)
+from canter.server.sse import event, json_response, stream_response
+from canter.server.state import ServerState, server_state
+from canter.text.chat_template import load_chat_template
+
+Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
+MAX_TOOLS = 1024
+
+
+async def chat_completions(request: Request) -> Response:
+    """See OpenAI's API reference; vLLM's extra fields are understood too."""
+    state = server_state(request)
+    generation = state.generation()
+    body = await read_json(request, ChatRequest, state.server_args.max_body_bytes)
+    model = state.model_name(body.model)
+    shown_id, engine_id = state.new_ids(request, "chatcmpl", body.request_id)
+    job = await prepare_chat(generation, body, engine_id, state.server_args.trust_request_chat_template)
+    encoder = ChatEncoder(state, generation, body, job, shown_id, model)
+    outputs = generation.stream(job)
+    if body.stream:
+        return stream_response(encoder.chunks(outputs))
+    return json_response(encoder.answer(outputs))
+
+
+async def prepare_chat(generation: Generation, body: ChatRequest, engine_id: str, trust_template: bool) -> Job:
+    """Render the conversation and settle the parameters. Raises `InvalidRequestError` naming the field."""
+    check_shared(body)
+    _check_tools(body)
+    num_logprobs = _num_logprobs(body)
+    prompt = await chat_prompt(generation, body, trust_template)
+    sampling = sampling_of(body)
+    if num_logprobs is not None:
+        sampling["logprobs"] = num_logprobs
+    name = "max_tokens"
+    if body.max_completion_tokens is not None:
+        name = "max_completion_tokens"
+        sampling["max_tokens"] = body.max_completion_tokens
+    if sampling.get("max_tokens", 1) < 1:
+        raise InvalidRequestError(f"{name} must be an integer of at least 1, got {sampling['max_tokens']}.", name)
+    wishes = Wishes(
+        sampling=sampling,
+        stream=body.stream,
+        max_tokens_name=name,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+    )
+    return generation.prepare(engine_id, [prompt], wishes)
+
+
+async def chat_prompt(generation: Generation, body: Any, trust_template: bool) -> Prompt:
+    """The conversation of a chat or tokenize body as a prompt. The template writes the special tokens; adding more is up to the user."""
+    if body.continue_final_message and body.add_generation_prompt:
+        raise InvalidRequestError(
+            "continue_final_message and add_generation_prompt exclude each other: set add_generation_prompt to false.",
+            "continue_final_message",
+        )
+    if body.chat_template is not None and not trust_template:
+        raise InvalidRequestError(
+            "chat_template is not accepted from requests; start the server with --trust-request-chat-template to allow it.", "chat_template"
+        )
+    text = await generation.render(
+        template_messages(body.messages),
+        _template_kwargs(body),
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        tools=body.tools,
+        documents=getattr(body, "documents", None),
+        template=None if body.chat_template is None else load_chat_template(generation.text.tokenizer, body.chat_template),
+    )
+    return await generation.encode(text, bool(body.add_special_tokens))
+
+
+def _template_kwargs(body: Any) -> dict[str, Any]:
+    """The user's template variables; reasoning models' templates read `reasoning_effort` as one."""
+    kwargs = dict(body.chat_template_kwargs or {})
+    effort = getattr(body, "reasoning_effort", None)
+    if effort is not None:
+        kwargs.setdefault("reasoning_effort", effort)
+    return kwargs
+
+
+def _check_tools(body: ChatRequest) -> None:
+    choice = body.tool_choice
+    if body.tools is not None and not body.tools:
+        raise InvalidRequestError("tools must not be empty. Leave it out instead.", "tools")
+    if body.tools is not None and len(body.tools) > MAX_TOOLS:
+        raise InvalidRequestError(f"tools may hold at most {MAX_TOOLS} entries, got {len(body.tools)}.", "tools")
+    if isinstance(choice, str) and choice not in ("none", "auto", "required"):
+        raise InvalidRequestError(f"tool_choice must be none, auto, required or a named function, got {choice!r:.80}.", "tool_choice")
+    if body.tools is None and choice not in (None, "none"):
+        raise InvalidRequestError("tool_choice needs tools.", "tool_choice")
+    if body.tools is not None and choice != "none":
+        raise InvalidRequestError("tools are not supported by this server yet, except with tool_choice none.", "tools")
+
+
+def _num_logprobs(body: ChatRequest) -> int | None:
+    """How many logprobs to compute for each token, or None for none."""
+    top = body.top_logprobs
+    if top is not None and top < -1:
+        raise InvalidRequestError(
+            f"top_logprobs must be an integer of at least 0, or -1 for the whole vocabulary, got {top}.", "top_logprobs"
+        )
+    if top and not body.logprobs:
+        raise InvalidRequestError("top_logprobs needs logprobs: true.", "top_logprobs")
+    return (top or 0) if body.logprobs else None
+
+
+@dataclass(eq=False)
+class _Progress:
+    """What a stream has sent so far."""
+
+    num_tokens: int = 0
+    num_cached: int = 0
+    started: set[int] = field(default_factory=set)
+
+
+class ChatEncoder:
+    """Turns the pipeline's outputs into OpenAI's chat objects."""
+
+    def __init__(self, state: ServerState, generation: Generation, body: ChatRequest, job: Job, shown_id: str, model: str) -> None:
+        self._state = state
+        self._body = body
+        self._prompt = job.prompts[0]
+        self._id = shown_id
+        self._model = model
+        self._created = int(time.time())
+        self._role = state.server_args.response_role
+        self._logprobs_format = ChatLogprobsFormat(generation.text.tokenizer, body.top_logprobs or 0, body.return_tokens_as_token_ids)
+        self._usage_at_end, self._usage_always = usage_wanted(body, state.server_args.enable_force_include_usage)
+
+    async def answer(self, outputs: Outputs) -> ChatAnswer:
+        """The whole answer."""
+        async with aclosing(outputs):
+            [result] = await fold(outputs)
+        num_tokens = sum(len(choice.token_ids) for choice in result.outputs)
+        return ChatAnswer(
+            self._id,
+            self._created,
+            self._model,
+            [self._choice(choice) for choice in result.outputs],
+            self._usage(num_tokens, result.num_cached_tokens),
+            prompt_logprobs=finite_prompt_logprobs(result.prompt_logprobs),
+            prompt_token_ids=self._prompt.token_ids if self._body.return_token_ids else UNSET,
+        )
+
+    async def chunks(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
+        """Server-sent events, at least one for each output; what an output says of several choices goes out at once."""
+        progress = _Progress()
+        async with aclosing(outputs):
+            async for _, output in outputs:
+                progress.num_cached = output.num_cached_tokens
+                events = b"".join([self._choice_events(choice, progress) for choice in output.outputs])
+                if events:
+                    yield events
+        if self._usage_at_end:
+            yield event(self._chunk([], progress, with_usage=True))
+
+    def _choice_events(self, choice: CompletionOutput, progress: _Progress) -> bytes:
+        events = b""
+        if choice.index not in progress.started:
+            progress.started.add(choice.index)
+            events = self._first_events(choice.index, progress, len(progress.started) == 1)
+        progress.num_tokens += len(choice.token_ids)
+        chunk_choice = ChatChunkChoice(
+            choice.index,
+            ChatDelta(content=choice.text) if choice.text else ChatDelta(),
+            self._logprobs(choice),
+            choice.finish_reason,
+            choice.stop_reason if choice.finish_reason is not None else UNSET,
+            choice.token_ids if self._body.return_token_ids else UNSET,
+        )
+        return events + event(self._chunk([chunk_choice], progress, self._usage_always))
+
+    def _first_events(self, index: int, progress: _Progress, first_of_all: bool) -> bytes:
+        """The chunk with the role, and the text to echo."""
+        chunk = self._chunk([ChatChunkChoice(index, ChatDelta(self._role, ""))], progress, self._usage_always)
+        if self._body.return_token_ids and first_of_all:
+            chunk.prompt_token_ids = self._prompt.token_ids
+        events = event(chunk)
+        echo = self._echo_text()
+        if echo:
+            events += event(self._chunk([ChatChunkChoice(index, ChatDelta(content=echo))], progress, self._usage_always))
+        return events
+
+    def _chunk(self, choices: list[ChatChunkChoice], progress: _Progress, with_usage: bool) -> ChatChunk:
+        usage = self._usage(progress.num_tokens, progress.num_cached) if with_usage else UNSET
+        return ChatChunk(self._id, self._created, self._model, choices, usage=usage)
+
+    def _choice(self, choice: CompletionOutput) -> ChatChoice:
+        return ChatChoice(
+            choice.index,
+            AnswerMessage(self._role, self._echo_text() + choice.text, tool_calls=[]),
+            self._logprobs(choice),
+            choice.finish_reason,
+            choice.stop_reason,
+            choice.token_ids if self._body.return_token_ids else UNSET,
+        )
+
+    def _logprobs(self, choice: CompletionOutput) -> ChatLogprobs | None:
+        if choice.logprobs is None or not choice.token_ids:
+            return None
+        return self._logprobs_format.encode(choice.token_ids, choice.logprobs)
+
+    def _usage(self, num_tokens: int, num_cached: int) -> Usage:
+        return self._state.usage(len(self._prompt.token_ids), num_tokens, num_cached)
+
+    def _echo_text(self) -> str:
+        """With `echo`, the last message of the conversation, if the answer's role wrote it."""
+        last = self._body.messages[-1] if self._body.messages else None
+        if not self._body.echo or last is None or last.role != self._role:
+            return ""
+        return plain_text(last)

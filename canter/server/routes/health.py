@@ -1,0 +1,45 @@
+"""What load balancers and people ask of a server: `/health`, `/ping`, `/version`, `/metrics`."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from canter.core.errors import EngineError, EngineNotReadyError
+from canter.server.errors import LOADING_RETRY_SECONDS, sanitise
+from canter.server.sse import encoder
+from canter.server.state import ServerState, server_state
+from canter.version import __version__
+
+
+async def health(request: Request) -> Response:
+    """200 with no body when requests are served; else 503 and a status: loading, stopping or dead."""
+    state = server_state(request)
+    status = _status(state)
+    if status is None:
+        return Response()
+    headers = {"Retry-After": str(LOADING_RETRY_SECONDS)} if status["status"] == "loading" else None
+    return Response(encoder.encode(status), 503, headers, "application/json")
+
+
+def _status(state: ServerState) -> dict[str, object] | None:
+    """What keeps the server from serving, or None."""
+    if state.draining:
+        return {"status": "stopping"}
+    try:
+        state.client.check_health()
+    except EngineNotReadyError:
+        return {"status": "loading", "phases": state.client.phases}
+    except EngineError as error:
+        return {"status": "dead", "message": sanitise(str(error))}
+    return {"status": "loading", "phases": state.client.phases} if state.text is None else None
+
+
+async def version(request: Request) -> Response:
+    return Response(encoder.encode({"version": __version__}), media_type="application/json")
+
+
+async def metrics(request: Request) -> Response:
+    """Prometheus' text format."""
+    body, content_type = server_state(request).metrics.expose()
+    return Response(body, headers={"content-type": content_type})

@@ -1,0 +1,31 @@
+"""`GET /v1/models` and `GET /v1/models/{id}`."""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from canter.server.schemas.openai import ModelCard, ModelList
+from canter.server.state import ServerState, server_state
+
+
+async def list_models(request: Request) -> Response:
+    """A card for each name of the model. While it loads, `max_model_len` is null."""
+    state = server_state(request)
+    return _json(ModelList([_card(state, name) for name in state.model_names]))
+
+
+async def get_model(request: Request) -> Response:
+    """The card of one name; hub names hold a slash, so the whole rest of the path is the name."""
+    state = server_state(request)
+    return _json(_card(state, state.model_name(request.path_params["model"])))
+
+
+def _card(state: ServerState, name: str) -> ModelCard:
+    info = state.client.info
+    return ModelCard(name, state.created, state.engine_args.model, None if info is None else info.max_model_len)
+
+
+def _json(body: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

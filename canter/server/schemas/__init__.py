@@ -1,0 +1,1 @@
+"""Request and response bodies, a file for each API dialect."""

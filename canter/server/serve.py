@@ -1,0 +1,248 @@
+"""Run the server: listen first, load the model behind it, serve, and stop in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+
+import uvicorn
+
+from canter.client.remote import ENGINE_COMMAND, RemoteClient
+from canter.core.config import EngineArgs
+from canter.core.errors import CanterError, ConfigError, EngineDeadError
+from canter.core.logging import configure_logging, get_logger
+from canter.server.app import build_app
+from canter.server.args import ServerArgs
+from canter.server.http_protocol import BoundedHttpProtocol
+from canter.server.metrics import Metrics, StatsLog
+from canter.server.model_text import load_model_text
+from canter.server.state import ServerState
+
+logger = get_logger(__name__)
+
+BACKLOG = 2048
+STATS_SECONDS = 10.0
+DEATH_GRACE_SECONDS = 5
+"""Time for requests to be told that the engine has died, before the server ends too."""
+
+
+def run_server(args: EngineArgs, server: ServerArgs, *, engine_command: Sequence[str] = ENGINE_COMMAND) -> int:
+    """Serve until a signal or the engine's death. Returns the process's exit code: 0 after a signal, 1 after a failure.
+
+    A second signal ends it at once, with 128 + its number. `engine_command` is what runs as the engine.
+    """
+    configure_logging()
+    try:
+        args.verify()
+        server.verify()
+        listener = _listen(server)
+    except (ConfigError, OSError) as error:
+        return _fail(error)
+    loop_factory = uvicorn.Config(app="", loop="auto").get_loop_factory()
+    try:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            failure = runner.run(_run(args, server, listener, engine_command))
+    finally:
+        listener.close()
+        if server.uds is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(server.uds)
+    return 0 if failure is None else _fail(failure)
+
+
+async def _run(args: EngineArgs, server: ServerArgs, listener: socket.socket, engine_command: Sequence[str]) -> BaseException | None:
+    return await _Service(args, server, listener, engine_command).run()
+
+
+def _fail(error: BaseException) -> int:
+    """The last line of a start that failed: one sentence that says why."""
+    message = str(error) or type(error).__name__
+    print(f"canter: error: {message}", file=sys.stderr, flush=True)
+    return 1
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with the signals left to us."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Service:
+    """One run: HTTP server, engine process, and what watches them."""
+
+    def __init__(self, args: EngineArgs, server: ServerArgs, listener: socket.socket, engine_command: Sequence[str]) -> None:
+        self._args = args
+        self._server_args = server
+        self._listener = listener
+        self._metrics = Metrics((server.served_model_name or [args.model])[0])
+        self._client = RemoteClient(args, observer=self._metrics, command=engine_command)
+        app = build_app(self._client, None, engine_args=args, server_args=server, metrics=self._metrics)
+        self._state: ServerState = app.state.server
+        self._http = _Server(_uvicorn_config(app, server))
+        self._stop = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._signals = 0
+
+    async def run(self) -> BaseException | None:
+        """Serve to the end. Returns why, unless a signal asked for it."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        engine = asyncio.create_task(self._run_engine())
+        stop = asyncio.create_task(self._stop.wait())
+        stats = asyncio.create_task(self._log_stats())
+        await asyncio.wait((http, engine, stop), return_when=asyncio.FIRST_COMPLETED)
+        await self._wind_down(http, engine)
+        for task in (stop, stats):
+            task.cancel()
+        await asyncio.gather(stop, stats, return_exceptions=True)
+        return self._failure
+
+    async def _run_engine(self) -> None:
+        """Load, serve, and return when the engine can't go on; the reason is kept for the end."""
+        try:
+            await self._load()
+            await self._client.wait_dead()
+            if not self._stop.is_set():
+                raise EngineDeadError("The engine has died; its last lines above say why.")
+        except (CanterError, OSError) as error:
+            if not self._stop.is_set():
+                self._failure = error
+
+    async def _load(self) -> None:
+        """Start the engine, and read the tokenizer while it loads."""
+        await self._client.start()
+        text = asyncio.create_task(asyncio.to_thread(load_model_text, self._args, self._server_args.chat_template))
+        ready = asyncio.create_task(self._client.wait_ready())
+        try:
+            # Whichever fails first says why: the other would only follow.
+            for first in asyncio.as_completed((text, ready)):
+                await first
+        except BaseException:
+            ready.cancel()
+            raise
+        self._client.set_tokenizer(text.result().tokenizer)
+        self._metrics.engine_ready(ready.result())
+        self._state.text = text.result()
+        info = ready.result()
+        logger.info(
+            "ready: %s on %s, %s, context %d tokens, cache %d tokens", ", ".join(self._state.model_names), info.device, info.dtype,
+            info.max_model_len, info.cache_tokens,
+        )  # fmt: skip
+
+    async def _wind_down(self, http: asyncio.Task[None], engine: asyncio.Task[None]) -> None:
+        """Take no more work, let requests end, then stop the engine."""
+        self._state.draining = self._stop.is_set()
+        self._stop.set()
+        self._http.should_exit = True
+        timeout = DEATH_GRACE_SECONDS if self._failure else self._server_args.shutdown_timeout
+        if self._client.num_live and timeout:
+            logger.info("stopping: %d requests may go on for up to %g s", self._client.num_live, timeout)
+        if not await self._client.wait_idle(timeout):
+            logger.info("stopping: %d requests end with an error", self._client.num_live)
+            self._client.fail_all(EngineDeadError("The server is shutting down; the request was not finished."))
+        await self._end_http(http)
+        await self._client.shutdown()
+        await engine
+
+    async def _end_http(self, http: asyncio.Task[None]) -> None:
+        """Connections that still send, or don't read, can't hold the server up."""
+        done, _ = await asyncio.wait((http,), timeout=DEATH_GRACE_SECONDS)
+        if not done:
+            self._http.force_exit = True
+            await asyncio.wait((http,), timeout=1.0)
+            http.cancel()
+        await asyncio.gather(http, return_exceptions=True)
+
+    def _on_signal(self, number: int) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            logger.warning("second signal: ending at once")
+            self._client.kill()
+            os._exit(128 + number)
+        logger.info("received %s: stopping", signal.Signals(number).name)
+        self._stop.set()
+
+    async def _log_stats(self) -> None:
+        if self._args.disable_log_stats:
+            return
+        log = StatsLog(self._metrics)
+        while True:
+            await asyncio.sleep(STATS_SECONDS)
+            log.write()
+
+
+def _uvicorn_config(app: object, server: ServerArgs) -> uvicorn.Config:
+    _configure_uvicorn_logging(server)
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        log_config=None,
+        access_log=not server.disable_uvicorn_access_log,
+        lifespan="off",
+        ws="none",
+        http=BoundedHttpProtocol,
+        root_path=server.root_path,
+        server_header=False,
+        timeout_keep_alive=5,
+    )
+
+
+def _configure_uvicorn_logging(server: ServerArgs) -> None:
+    """uvicorn's lines go where ours go, in the same form."""
+    ours = logging.getLogger("canter")
+    logger = logging.getLogger("uvicorn")
+    logger.handlers = list(ours.handlers)
+    logger.propagate = False
+    logger.setLevel(5 if server.uvicorn_log_level == "trace" else server.uvicorn_log_level.upper())
+
+
+def _listen(server: ServerArgs) -> socket.socket:
+    """Bind the socket and listen, so that clients find the port from now on. Raises `OSError` in plain words."""
+    try:
+        listener = _bind_unix(server.uds) if server.uds is not None else _bind_tcp(server.host, server.port)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        where = server.uds or f"{server.host or '*'}:{server.port}"
+        raise OSError(f"Can't listen on {where}: {error.strerror or error}.") from error
+    listener.setblocking(False)
+    if server.uds is None:
+        host, port = listener.getsockname()[:2]
+        logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+        if server.host is None and not server.api_keys:
+            logger.warning("anyone who can reach this machine can use the server: set --api-key, or --host 127.0.0.1")
+    else:
+        logger.info("listening on unix socket %s", server.uds)
+    return listener
+
+
+def _bind_tcp(host: str | None, port: int) -> socket.socket:
+    """A bound TCP socket; without a host one that takes IPv6 and IPv4 where the machine has both."""
+    if host is None and socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
+    family = socket.AF_INET6 if host is not None and ":" in host else socket.AF_INET
+    return socket.create_server((host or "", port), family=family, backlog=BACKLOG)
+
+
+def _bind_unix(path: str) -> socket.socket:
+    """A bound unix socket; one that a dead server left behind is replaced, a live one or another file is not."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            if probe.connect_ex(path) != 0:
+                os.unlink(path)
+    try:
+        listener.bind(path)
+    except OSError:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,95 @@
+"""Answers that take long: they end when the client goes away, and streams of them as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from canter.core.logging import get_logger
+from canter.server.errors import describe, encode_error, log_error
+
+logger = get_logger(__name__)
+
+DONE = b"data: [DONE]\n\n"
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+encoder = msgspec.json.Encoder()
+
+
+def event(message: object) -> bytes:
+    """One server-sent event around a JSON body. JSON has no raw line feeds, so one data line holds it."""
+    return b"data: " + encoder.encode(message) + b"\n\n"
+
+
+def error_event(error: BaseException) -> bytes:
+    return b"data: " + encode_error(describe(error)) + b"\n\n"
+
+
+class GuardedResponse(Response):
+    """Runs `work(send)` until it is done or the client has gone, at any time, also before the first byte of the answer.
+
+    Cancelling the work closes its stream of outputs, and that aborts the request in the engine.
+    """
+
+    def __init__(self, work: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self._work = work
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = asyncio.ensure_future(self._work(scope, receive, send))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            finished = work.done()
+            for task in (work, gone):
+                task.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+        if finished:
+            work.result()
+        else:
+            logger.debug("client of %r has gone", scope.get("path"))
+
+
+def stream_response(events: AsyncGenerator[bytes, None]) -> Response:
+    """Events to send. An error before the first is an ordinary HTTP error; after it, an event of its own."""
+
+    async def work(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            chunk: bytes | None = await anext(events)
+            await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
+            try:
+                while chunk is not None:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    chunk = await anext(events, None)
+            except Exception as error:
+                log_error(error, scope)
+                await send({"type": "http.response.body", "body": error_event(error), "more_body": True})
+            await send({"type": "http.response.body", "body": DONE})
+        finally:
+            await events.aclose()
+
+    return GuardedResponse(work)
+
+
+def json_response(answer: Awaitable[object]) -> Response:
+    """One body, made while the client is watched."""
+
+    async def work(scope: Scope, receive: Receive, send: Send) -> None:
+        body = encoder.encode(await answer)
+        await Response(body, media_type="application/json")(scope, receive, send)
+
+    return GuardedResponse(work)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue

@@ -1,0 +1,46 @@
+// Included once per instruction set.
+
+namespace canter::CANTER_ISA {
+
+inline Reg activate(Activation activation, Reg x) {
+    if (activation == Activation::silu) return gate(x, x);
+    // (1 + tanh(y)) / 2 = sigmoid(2y), with y = sqrt(2 / pi) * (x + 0.044715 x^3).
+    const Reg inner = Vec::fma(Vec::mul(Vec::set1(0.044715f), Vec::mul(x, x)), x, x);
+    return gate(x, Vec::mul(Vec::set1(1.5957691216f), inner));
+}
+
+template <class T>
+inline void gated_rows(const GatedArgs& a, std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+        const T* gate_row = static_cast<const T*>(a.gate_up) + r * 2 * a.width;
+        const T* up_row = gate_row + a.width;
+        T* out = static_cast<T*>(a.out) + r * a.width;
+        for (std::int64_t i = 0; i < a.width; i += Vec::width) {
+            const std::int64_t rest = a.width - i;
+            const Reg v = activate(a.activation, load_some(gate_row + i, rest));
+            store_some(out + i, Vec::mul(v, load_some(up_row + i, rest)), rest);
+        }
+    }
+}
+
+inline void gated(const GatedArgs& a, std::int64_t begin, std::int64_t end) {
+    a.type == DType::float32 ? gated_rows<float>(a, begin, end) : gated_rows<bf16>(a, begin, end);
+}
+
+inline Reg cap_scores(Reg x, float cap) {
+    const Reg c = Vec::set1(cap);
+    return Vec::mul(tanh(Vec::div(x, c)), c);
+}
+
+template <class T>
+inline void softcap_range(const SoftcapArgs& a, std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; i += Vec::width) {
+        store_some(static_cast<T*>(a.out) + i, cap_scores(load_some(static_cast<const T*>(a.x) + i, end - i), a.cap), end - i);
+    }
+}
+
+inline void softcap(const SoftcapArgs& a, std::int64_t begin, std::int64_t end) {
+    a.type == DType::float32 ? softcap_range<float>(a, begin, end) : softcap_range<bf16>(a, begin, end);
+}
+
+}  // namespace canter::CANTER_ISA

@@ -1,0 +1,38 @@
+// What each instruction set provides: functions over a range of rows, on one thread. Which of them run is decided once,
+// at run time; how work is split over threads is the drivers' business (gemm/linear.cpp and its like).
+#pragma once
+
+#include <cstdint>
+
+#include "activation/activation.h"
+#include "attention/attention.h"
+#include "embedding/embedding.h"
+#include "gemm/linear.h"
+#include "norm/norm.h"
+#include "quant/dequantize.h"
+#include "rope/rotary.h"
+
+namespace canter {
+
+struct KernelTable {
+    const char* name;
+    void (*widen)(const bf16* source, float* out, std::int64_t count);
+    void (*linear)(const LinearArgs&, const LinearTile&, float* scratch);
+    void (*embedding)(const EmbeddingArgs&, std::int64_t begin, std::int64_t end);
+    void (*rms_norm)(const NormArgs&, std::int64_t begin, std::int64_t end);
+    void (*gated)(const GatedArgs&, std::int64_t begin, std::int64_t end);
+    void (*softcap)(const SoftcapArgs&, std::int64_t begin, std::int64_t end);
+    void (*rotary)(const RotaryArgs&, std::int64_t begin, std::int64_t end);
+    void (*write_kv)(const WriteKVArgs&, std::int64_t begin, std::int64_t end);
+    void (*attention)(const AttentionArgs&, const AttentionTile&, float* scratch);
+    void (*dequantize)(const DequantizeArgs&, std::int64_t begin, std::int64_t end);
+};
+
+// Tables of the instruction sets that were compiled in; only those that this machine supports may be used.
+extern const KernelTable kScalarKernels;
+#if defined(CANTER_X86)
+extern const KernelTable kAvx2Kernels;
+extern const KernelTable kAvx512Kernels;
+#endif
+
+}  // namespace canter

@@ -1,0 +1,70 @@
+// Elementary functions on vectors. Included once per instruction set, with CANTER_ISA its namespace.
+
+namespace canter::CANTER_ISA {
+
+using Reg = Vec::reg;
+
+// Load or store `count` lanes: all of them, or the first few.
+template <class T>
+inline Reg load_some(const T* p, std::int64_t count) {
+    return count >= Vec::width ? Vec::load(p) : Vec::load_tail(p, static_cast<int>(count));
+}
+
+template <class T>
+inline void store_some(T* p, Reg v, std::int64_t count) {
+    if (count >= Vec::width) Vec::store(p, v);
+    else Vec::store_tail(p, v, static_cast<int>(count));
+}
+
+// Round to T and back: what a store and a load would leave.
+template <class T>
+inline Reg round_to(Reg v) {
+    if constexpr (sizeof(T) == sizeof(float)) return v;
+    T lanes[Vec::width];
+    Vec::store(lanes, v);
+    return Vec::load(lanes);
+}
+
+// e^x within 2 units in the last place; below -87.33 zero, above 88.72 infinity, NaN stays.
+inline Reg exp(Reg x) {
+    const Reg low = Vec::set1(-87.33654f), high = Vec::set1(88.72283f);
+    const Reg clamped = Vec::max(low, Vec::min(high, x));
+    const Reg n = Vec::round(Vec::mul(clamped, Vec::set1(1.44269504f)));
+    // ln 2 in two parts: the first has few enough bits that n times it is exact.
+    Reg r = Vec::fma(n, Vec::set1(-0.693359375f), clamped);
+    r = Vec::fma(n, Vec::set1(2.12194440e-4f), r);
+    // Taylor series to the seventh power: |r| < 0.35 leaves a remainder below 1e-8.
+    Reg p = Vec::set1(1.0f / 5040);
+    p = Vec::fma(p, r, Vec::set1(1.0f / 720));
+    p = Vec::fma(p, r, Vec::set1(1.0f / 120));
+    p = Vec::fma(p, r, Vec::set1(1.0f / 24));
+    p = Vec::fma(p, r, Vec::set1(1.0f / 6));
+    p = Vec::fma(p, r, Vec::set1(0.5f));
+    p = Vec::fma(p, r, Vec::set1(1.0f));
+    p = Vec::fma(p, r, Vec::set1(1.0f));
+    // 2^n in two steps, for n = 128 has no float of its own.
+    const Reg scaled = Vec::mul(Vec::mul(p, Vec::exp2_whole(Vec::sub(n, Vec::set1(1.0f)))), Vec::set1(2.0f));
+    const Reg floored = Vec::select_greater(low, x, Vec::zero(), scaled);
+    return Vec::select_greater(x, high, Vec::set1(__builtin_inff()), floored);
+}
+
+// x * sigmoid(y): the common form of SiLU (y = x) and of the tanh form of GELU.
+inline Reg gate(Reg x, Reg y) {
+    const Reg e = exp(Vec::sub(Vec::zero(), y));
+    return Vec::div(x, Vec::add(Vec::set1(1.0f), e));
+}
+
+inline Reg tanh(Reg x) {
+    const Reg one = Vec::set1(1.0f), two = Vec::set1(2.0f);
+    const Reg large = Vec::sub(one, Vec::div(two, Vec::add(exp(Vec::mul(two, x)), one)));
+    // Near zero the difference above cancels: there the series, whose remainder is below 1e-8 of the value.
+    const Reg s = Vec::mul(x, x);
+    Reg p = Vec::set1(62.0f / 2835);
+    p = Vec::fma(p, s, Vec::set1(-17.0f / 315));
+    p = Vec::fma(p, s, Vec::set1(2.0f / 15));
+    p = Vec::fma(p, s, Vec::set1(-1.0f / 3));
+    const Reg small = Vec::fma(Vec::mul(p, s), x, x);
+    return Vec::select_greater(Vec::set1(0.25f), Vec::abs(x), small, large);
+}
+
+}  // namespace canter::CANTER_ISA

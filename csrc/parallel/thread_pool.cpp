@@ -1,0 +1,251 @@
+#include "parallel/thread_pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <condition_variable>
+#include <cstdlib>
+#include <fstream>
+#include <limits>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace canter {
+namespace {
+
+inline void pause_cpu() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// About 50 microseconds: longer than Python needs between two ops, short enough to leave the processor to others.
+constexpr int kSpins = 2000;
+
+// A region is published as a ticket: generation in the high half, next unclaimed index in the low half. Claiming is a
+// compare-and-swap on the ticket, so a thread that wakes late can't claim from a region it did not read.
+class ThreadPool {
+public:
+    explicit ThreadPool(int threads) : num_threads_(threads) {}
+
+    int threads() const { return num_threads_; }
+
+    void run(std::int64_t count, Task task, const void* context) {
+        std::unique_lock<std::mutex> region(region_, std::try_to_lock);
+        if (count <= 1 || num_threads_ == 1 || !region.owns_lock() || count >= kClosed) {
+            for (std::int64_t i = 0; i < count; ++i) task(context, i);
+            return;
+        }
+        start();
+        const std::uint64_t generation = publish(static_cast<std::uint32_t>(count), task, context);
+        drain(generation);
+        for (int spins = 0; done_.load(std::memory_order_acquire) < count; ++spins) {
+            if (spins < kSpins) pause_cpu();
+            else std::this_thread::yield();
+        }
+    }
+
+    void stop() {
+        const std::lock_guard<std::mutex> region(region_);
+        {
+            const std::lock_guard<std::mutex> lock(sleep_);
+            stopping_.store(true);
+        }
+        wake_.notify_all();
+        for (auto& worker : workers_) worker.join();
+        workers_.clear();
+    }
+
+private:
+    static constexpr std::uint32_t kClosed = std::numeric_limits<std::uint32_t>::max();
+
+    void start() {
+        while (static_cast<int>(workers_.size()) < num_threads_ - 1) workers_.emplace_back([this] { work(); });
+    }
+
+    std::uint64_t publish(std::uint32_t count, Task task, const void* context) {
+        const std::uint64_t previous = ticket_.load(std::memory_order_relaxed) >> 32;
+        // Closed first: between the old region and the new fields no ticket may be claimed.
+        ticket_.store(((previous + 1) << 32) | kClosed);
+        count_.store(count, std::memory_order_release);
+        task_.store(task, std::memory_order_release);
+        context_.store(context, std::memory_order_release);
+        done_.store(0, std::memory_order_relaxed);
+        const std::uint64_t generation = (previous + 2) & 0xffffffffu;
+        ticket_.store(generation << 32);
+        if (sleepers_.load() > 0) {
+            { const std::lock_guard<std::mutex> lock(sleep_); }
+            wake_.notify_all();
+        }
+        return generation;
+    }
+
+    void drain(std::uint64_t generation) {
+        for (;;) {
+            std::uint64_t ticket = ticket_.load(std::memory_order_acquire);
+            if (ticket >> 32 != generation) return;
+            const auto index = static_cast<std::uint32_t>(ticket);
+            if (index >= count_.load(std::memory_order_acquire)) return;
+            const Task task = task_.load(std::memory_order_acquire);
+            const void* const context = context_.load(std::memory_order_acquire);
+            if (!ticket_.compare_exchange_weak(ticket, ticket + 1)) continue;
+            task(context, index);
+            done_.fetch_add(1, std::memory_order_release);
+        }
+    }
+
+    void work() {
+        std::uint64_t seen = 0;
+        for (int spins = 0; !stopping_.load(std::memory_order_relaxed);) {
+            const std::uint64_t generation = ticket_.load(std::memory_order_acquire) >> 32;
+            if (generation != seen) {
+                seen = generation;
+                drain(generation);
+                spins = 0;
+            } else if (++spins < kSpins) {
+                pause_cpu();
+            } else {
+                sleep_until_changed(seen);
+                spins = 0;
+            }
+        }
+    }
+
+    void sleep_until_changed(std::uint64_t seen) {
+        std::unique_lock<std::mutex> lock(sleep_);
+        sleepers_.fetch_add(1);
+        wake_.wait(lock, [&] { return stopping_.load() || ticket_.load() >> 32 != seen; });
+        sleepers_.fetch_sub(1);
+    }
+
+    const int num_threads_;
+    std::mutex region_;
+    std::vector<std::thread> workers_;
+    alignas(64) std::atomic<std::uint64_t> ticket_{0};
+    alignas(64) std::atomic<std::int64_t> done_{0};
+    alignas(64) std::atomic<std::uint32_t> count_{0};
+    std::atomic<Task> task_{nullptr};
+    std::atomic<const void*> context_{nullptr};
+    std::atomic<int> sleepers_{0};
+    std::atomic<bool> stopping_{false};
+    std::mutex sleep_;
+    std::condition_variable wake_;
+};
+
+std::mutex pool_mutex;
+std::atomic<ThreadPool*> pool_pointer{nullptr};
+
+// Never destroyed at exit: workers may still be asleep then, and the process takes them along.
+ThreadPool& pool() {
+    ThreadPool* current = pool_pointer.load(std::memory_order_acquire);
+    if (current) return *current;
+    const std::lock_guard<std::mutex> lock(pool_mutex);
+    if (!pool_pointer.load()) {
+        pool_pointer.store(new ThreadPool(default_num_threads()));
+        // A forked child has no workers: it leaves the parent's pool behind and starts its own when it needs one.
+        pthread_atfork(nullptr, nullptr, [] {
+            if (ThreadPool* parent = pool_pointer.load()) pool_pointer.store(new ThreadPool(parent->threads()));
+            new (&pool_mutex) std::mutex;
+        });
+    }
+    return *pool_pointer.load();
+}
+
+double read_quota_v2(const std::string& directory) {
+    std::ifstream file(directory + "/cpu.max");
+    std::string quota;
+    double period = 0;
+    if (!(file >> quota >> period) || quota == "max" || period <= 0) return HUGE_VAL;
+    return std::strtod(quota.c_str(), nullptr) / period;
+}
+
+double read_quota_v1(const std::string& directory) {
+    std::ifstream quota_file(directory + "/cpu.cfs_quota_us"), period_file(directory + "/cpu.cfs_period_us");
+    double quota = -1, period = 0;
+    if (!(quota_file >> quota) || !(period_file >> period) || quota <= 0 || period <= 0) return HUGE_VAL;
+    return quota / period;
+}
+
+// Smallest quota, in processors, from this process's control group up to the root.
+double cgroup_quota() {
+    double quota = std::min(read_quota_v2("/sys/fs/cgroup"), read_quota_v1("/sys/fs/cgroup/cpu"));
+    std::ifstream groups("/proc/self/cgroup");
+    for (std::string line; std::getline(groups, line);) {
+        const auto first = line.find(':'), second = line.find(':', first + 1);
+        if (first == std::string::npos || second == std::string::npos) continue;
+        const std::string controllers = line.substr(first + 1, second - first - 1);
+        const bool v2 = controllers.empty();
+        if (!v2 && ("," + controllers + ",").find(",cpu,") == std::string::npos) continue;
+        for (std::string path = line.substr(second + 1); path.size() > 1 && path[0] == '/'; path.erase(path.rfind('/'))) {
+            quota = std::min(quota, v2 ? read_quota_v2("/sys/fs/cgroup" + path) : read_quota_v1("/sys/fs/cgroup/cpu" + path));
+        }
+    }
+    return quota;
+}
+
+int count_allowed_processors() {
+    const int configured = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    for (int bits = 1024; bits <= 1 << 20; bits *= 4) {  // a mask shorter than the kernel's is refused: try longer ones
+        cpu_set_t* set = CPU_ALLOC(bits);
+        if (!set) break;
+        const std::size_t bytes = CPU_ALLOC_SIZE(bits);
+        CPU_ZERO_S(bytes, set);
+        const int count = sched_getaffinity(0, bytes, set) == 0 ? CPU_COUNT_S(bytes, set) : 0;
+        CPU_FREE(set);
+        if (count > 0) return count;
+    }
+    return configured;
+}
+
+}  // namespace
+
+int default_num_threads() {
+    const int processors = count_allowed_processors();
+    const double quota = cgroup_quota();
+    return quota < processors ? std::max(1, static_cast<int>(std::ceil(quota))) : processors;
+}
+
+int num_threads() { return pool().threads(); }
+
+void set_num_threads(int count) {
+    if (count < 1) throw std::invalid_argument("set_num_threads: expected at least 1, got " + std::to_string(count) + ".");
+    ThreadPool& old = pool();
+    const std::lock_guard<std::mutex> lock(pool_mutex);
+    if (old.threads() == count) return;
+    // The old pool stays allocated: a thread that just fetched it may still run a region there, by itself or with new workers.
+    pool_pointer.store(new ThreadPool(count));
+    old.stop();
+}
+
+void run_tasks(std::int64_t count, Task task, const void* context) {
+    if (count > 0) pool().run(count, task, context);
+}
+
+float* scratch_floats(Scratch slot, std::size_t count) {
+    struct Buffer {
+        float* data = nullptr;
+        std::size_t size = 0;
+        ~Buffer() { std::free(data); }
+    };
+    thread_local Buffer buffers[2];
+    Buffer& buffer = buffers[static_cast<int>(slot)];
+    if (buffer.size < count) {
+        std::free(buffer.data);
+        const std::size_t bytes = (count * sizeof(float) + 63) / 64 * 64;
+        buffer.data = static_cast<float*>(std::aligned_alloc(64, bytes));
+        buffer.size = buffer.data ? bytes / sizeof(float) : 0;
+        if (!buffer.data) throw std::bad_alloc();
+    }
+    return buffer.data;
+}
+
+}  // namespace canter

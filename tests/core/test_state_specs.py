@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from canter.core.state_specs import StateKind, attention_spec, plan_layout
+
+
+def spec(window: int | None = None, heads: int = 2, dim: int = 16):
+    return attention_spec(heads, dim, "float32", 16, window)
+
+
+def test_equal_layers_are_one_group() -> None:
+    layout = plan_layout({i: spec() for i in range(4)})
+    assert [g.layer_ids for g in layout.groups] == [(0, 1, 2, 3)]
+    assert [(p.num_slots, p.block_bytes) for p in layout.pools] == [(4, 4 * 2 * 2 * 16 * 16 * 4)]
+
+
+def test_five_window_layers_to_one_full() -> None:
+    """Gemma 3's pattern: three full layers set the group size, fifteen windowed ones make five groups of three."""
+    layout = plan_layout({i: spec(None if i % 6 == 5 else 512) for i in range(18)})
+    assert [(g.spec.kind, len(g.layer_ids)) for g in layout.groups] == [(StateKind.FULL, 3)] + [(StateKind.SLIDING_WINDOW, 3)] * 5
+    assert len(layout.pools) == 1 and layout.pools[0].num_slots == 3
+    assert layout.groups[1].layer_ids == (0, 6, 12), "dealt in strides"
+
+
+def test_nearly_equal_counts_share_the_larger_group() -> None:
+    layout = plan_layout({i: spec(None if i < 4 else 8) for i in range(9)})
+    assert [len(g.layer_ids) for g in layout.groups] == [4, 5]
+    assert layout.pools[0].num_slots == 5
+
+
+def test_different_blocks_need_different_pools() -> None:
+    layout = plan_layout({0: spec(), 1: spec(8, heads=4), 2: spec()})
+    assert [(g.pool_id, g.layer_ids) for g in layout.groups] == [(0, (0, 2)), (1, (1,))]
+
+
+@given(st.lists(st.sampled_from([None, 4, 8]), min_size=1, max_size=40))
+def test_every_layer_has_one_place(windows: list[int | None]) -> None:
+    layout = plan_layout({i: spec(w) for i, w in enumerate(windows)})
+    places = layout.slot_of_layer()
+    assert sorted(places) == list(range(len(windows)))
+    for group in layout.groups:
+        assert len(group.layer_ids) <= layout.pools[group.pool_id].num_slots
+        assert len({places[layer][2] for layer in group.layer_ids}) == len(group.layer_ids)

@@ -1,0 +1,144 @@
+"""Tiny checkpoints, request sets and a device that is late: what engine tests share."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from canter.core.config import EngineArgs
+from canter.core.messages import AddRequest
+from canter.core.sampling_params import SamplingParams
+from canter.device import CpuDevice, HostCopy
+from canter.engine.build import build_engine
+from canter.engine.core import EngineCore
+
+VOCAB_SIZE = 131
+CONTEXT = 256
+
+
+def tiny_config(family: str) -> Any:
+    """A configuration whose every constant differs from its neighbours, so that a swapped axis fails."""
+    import transformers
+
+    common = dict(
+        vocab_size=VOCAB_SIZE, hidden_size=48, intermediate_size=80, num_attention_heads=6, num_key_value_heads=2, head_dim=12,
+        max_position_embeddings=CONTEXT, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    if family == "llama":
+        return transformers.LlamaConfig(**common, num_hidden_layers=3, tie_word_embeddings=False)
+    if family == "gemma3":
+        types = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+        return transformers.Gemma3TextConfig(**common, num_hidden_layers=6, sliding_window=7, layer_types=types, query_pre_attn_scalar=16)
+    raise ValueError(family)
+
+
+def tiny_checkpoint(folder: Path, family: str, seed: int = 0) -> Path:
+    """Save a randomised tiny model in the Hugging Face layout; returns its directory."""
+    import transformers
+
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(tiny_config(family)).float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.copy_((0.0 if family == "gemma3" and "norm" in name else 1.0) + 0.2 * torch.randn_like(parameter))
+            else:
+                parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
+    path = folder / family
+    model.save_pretrained(path)
+    return path
+
+
+def engine(model: Path | str, device: Any = None, **changes: Any) -> EngineCore:
+    """An engine core with a small cache, for tests."""
+    arguments: dict[str, Any] = dict(model=str(model), num_gpu_blocks_override=400, max_num_seqs=64, num_threads=1)
+    return build_engine(EngineArgs.parse(**{**arguments, **changes}), progress=False, device=device)
+
+
+def run(core: EngineCore, requests: list[AddRequest], together: bool = True) -> dict[str, list[int]]:
+    """Run requests to their ends, all at once or one after another; returns each one's output tokens."""
+    tokens: dict[str, list[int]] = {r.request_id: [] for r in requests}
+    finishes: dict[str, str] = {}
+    waiting = deque([requests] if together else [[r] for r in requests])
+    while waiting or core.has_work():
+        if not core.has_work():
+            for request in waiting.popleft():
+                core.add_request(request)
+        for delta in core.step():
+            assert delta.request_id not in finishes, "a delta after the finish"
+            tokens[delta.request_id].extend(delta.new_token_ids)
+            if delta.finish_reason is not None:
+                assert delta.error is None, delta.error
+                finishes[delta.request_id] = delta.finish_reason
+    assert finishes.keys() == tokens.keys()
+    return tokens
+
+
+def mixed_requests(count: int, vocab_size: int = VOCAB_SIZE, longest: int = 90, max_tokens: int = 24, seed: int = 7) -> list[AddRequest]:
+    """Greedy and seeded requests of many lengths, some sharing a prefix, with every sampling option somewhere."""
+    rng = np.random.default_rng(seed)
+    shared = rng.integers(3, vocab_size, 40).tolist()
+    options: list[dict[str, Any]] = [
+        dict(temperature=0.0),
+        dict(temperature=1.0),
+        dict(temperature=0.8, top_k=20),
+        dict(temperature=1.2, top_p=0.9),
+        dict(temperature=0.9, min_p=0.05, top_k=50, top_p=0.95),
+        dict(temperature=0.0, repetition_penalty=1.3),
+        dict(temperature=0.7, presence_penalty=0.6, frequency_penalty=0.4),
+        dict(temperature=1.0, logit_bias={5: 4.0, 9: -3.0}, min_tokens=6),
+        dict(temperature=0.0, bad_words_token_ids=[[11], [12, 13]]),
+        dict(temperature=1.0, allowed_token_ids=list(range(20, 60))),
+    ]
+    requests = []
+    for i in range(count):
+        own = rng.integers(3, vocab_size, int(rng.integers(1, longest))).tolist()
+        prompt = shared[: int(rng.integers(8, 40))] + own if i % 3 == 0 else own
+        params = SamplingParams(
+            max_tokens=int(rng.integers(2, max_tokens + 1)), seed=100 + i, eos_token_ids=[2], **options[i % len(options)]
+        )
+        requests.append(AddRequest(f"r{i}", prompt, params))
+    return requests
+
+
+class LateDevice(CpuDevice):
+    """A device that computes nothing until a result is asked for: the latest that a device can be.
+
+    Launched work runs in order, at the moment when somebody waits for something launched at the same time or later.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(num_threads=1, asynchronous=False)
+        self.queued: deque[_Late] = deque()
+        self.most_queued = 0
+
+    def launch(self, work: Callable[[], Any]) -> Any:
+        late = _Late(self, work)
+        self.queued.append(late)
+        self.most_queued = max(self.most_queued, len(self.queued))
+        return late
+
+    def copy_to_host(self, tensors: list[torch.Tensor]) -> HostCopy:
+        return super().copy_to_host([t.clone() for t in tensors])
+
+
+class _Late:
+    def __init__(self, device: LateDevice, work: Callable[[], Any]) -> None:
+        self._device, self._work = device, work
+        self._outcome: Any = None
+
+    def done(self) -> bool:
+        return self._outcome is not None
+
+    def run(self) -> None:
+        self._outcome = CpuDevice.launch(self._device, self._work)
+
+    def result(self) -> Any:
+        while self._outcome is None:
+            self._device.queued.popleft().run()
+        return self._outcome.result()

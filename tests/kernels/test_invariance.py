@@ -1,0 +1,148 @@
+"""A row has the same bits whatever runs beside it: other rows, their number, the threads, the chunks of a prompt, the block size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from canter.kernels import native
+from canter.kernels.inputs import attention_case
+from canter.kernels.native import attention, dense
+
+DTYPES = (torch.float32, torch.bfloat16)
+WIDTHS = (1, 7, 64, 577, 1550)
+
+pytestmark = pytest.mark.usefixtures("isa")
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    integers = {4: torch.int32, 2: torch.int16}[a.element_size()]
+    return a.shape == b.shape and bool((a.contiguous().view(integers) == b.contiguous().view(integers)).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_linear_rows_do_not_depend_on_their_number(width: int, dtype: torch.dtype) -> None:
+    generator = rng(width)
+    x = torch.randn(70, width, generator=generator).to(dtype)
+    weight, bias = torch.randn(53, width, generator=generator).to(dtype), torch.randn(53, generator=generator).to(dtype)
+    alone = torch.cat([dense.linear(x[i : i + 1], weight, bias) for i in range(70)])
+    for rows in range(71):
+        assert same_bits(dense.linear(x[:rows], weight, bias), alone[:rows]), rows
+
+
+@pytest.mark.parametrize("weight_dtype", DTYPES, ids=str)
+def test_linear_rows_do_not_depend_on_their_place(weight_dtype: torch.dtype) -> None:
+    x, weight = torch.randn(150, 900, generator=rng()), torch.randn(100, 900, generator=rng(1)).to(weight_dtype)
+    whole = dense.linear(x, weight, None)
+    order = torch.randperm(150, generator=rng(2))
+    assert same_bits(dense.linear(x[order], weight, None), whole[order])
+    assert same_bits(dense.linear(x[99:], weight, None), whole[99:])
+
+
+@pytest.mark.parametrize("rows", (1, 3, 33, 140))
+def test_linear_columns_do_not_depend_on_each_other(rows: int) -> None:
+    """A fused matrix gives the bits of its parts."""
+    x, weight = torch.randn(rows, 333, generator=rng()), torch.randn(221, 333, generator=rng(1))
+    parts = torch.cat([dense.linear(x, part.contiguous(), None) for part in weight.split((3, 100, 7, 111))], 1)
+    assert same_bits(dense.linear(x, weight, None), parts)
+
+
+@pytest.mark.parametrize("threads", (2, 3, 8))
+@pytest.mark.usefixtures("restored_threads")
+def test_results_do_not_depend_on_threads(threads: int) -> None:
+    x, weight = torch.randn(37, 640, generator=rng()), torch.randn(411, 640, generator=rng(1))
+    case = attention_case(rng(2), torch.float32, requests=((1, 700), (40, 90), (1, 5)))
+    gate_up = torch.randn(200, 1024, generator=rng(3))
+
+    def run() -> list[Tensor]:
+        norms = dense.add_rms_norm(gate_up, gate_up.flip(0), gate_up[0], 1e-5)
+        heavy = [dense.linear(x, weight, None), dense.linear(x[:1], weight, None), attention.paged_attention(*case)]
+        return [*heavy, dense.silu_and_mul(gate_up), dense.softcap(gate_up, 3.0), *norms]
+
+    native.set_num_threads(1)
+    expected = run()
+    native.set_num_threads(threads)
+    for want, got in zip(expected, run(), strict=True):
+        assert same_bits(want, got)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_row_ops_do_not_depend_on_other_rows(dtype: torch.dtype) -> None:
+    x = torch.randn(70, 2 * 517, generator=rng()).to(dtype)
+    for fn in (dense.silu_and_mul, dense.gelu_tanh_and_mul, lambda rows: dense.rms_norm(rows, x[0], 1e-6)):
+        whole = fn(x)
+        assert same_bits(torch.cat([fn(x[i : i + 1]) for i in range(70)]), whole)
+        assert same_bits(fn(x[13:]), whole[13:])
+
+
+def history(
+    generator: torch.Generator, dtype: torch.dtype, length: int, heads: tuple[int, int], head_dim: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v of every position of one request."""
+    q_heads, k_heads = heads
+    q = torch.randn(length, q_heads, head_dim, generator=generator).to(dtype)
+    k, v = (torch.randn(length, k_heads, head_dim, generator=generator).to(dtype) for _ in range(2))
+    return q, k, v
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, chunks: list[int], block_size: int, window: int = 0, softcap: float = 0.0, beside: int = 0
+) -> Tensor:
+    """Attention of a request computed in chunks, its blocks scattered, `beside` other requests in the batch."""
+    length, k_heads, head_dim = k.shape
+    num_blocks = -(-length // block_size)
+    caches = [torch.full((num_blocks + 4, k_heads, block_size, head_dim), float("nan"), dtype=k.dtype) for _ in range(2)]
+    blocks = (torch.randperm(num_blocks + 3, generator=rng(block_size))[:num_blocks] + 1).int()
+    slots = blocks.long().repeat_interleave(block_size)[:length] * block_size + torch.arange(length) % block_size
+    attention.write_kv(k, v, *caches, slots)
+    done, outputs = 0, []
+    for chunk in chunks:
+        others = [min(3 + 5 * i, length) for i in range(beside)]
+        queries = torch.cat([q[:1].expand(beside, -1, -1), q[done : done + chunk]])
+        starts = torch.tensor([*range(beside), beside, beside + chunk], dtype=torch.int32)
+        lengths = torch.tensor([*others, done + chunk], dtype=torch.int32)
+        table = blocks.expand(beside + 1, -1).contiguous()
+        out = attention.paged_attention(queries, *caches, table, starts, lengths, head_dim**-0.5, window, softcap)
+        outputs.append(out[beside:])
+        done += chunk
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window,softcap", ((0, 0.0), (13, 0.0), (40, 30.0)))
+@pytest.mark.parametrize("heads,head_dim", (((6, 2), 20), ((4, 1), 64)))
+def test_attention_in_chunks_has_the_bits_of_token_by_token(
+    heads: tuple[int, int], head_dim: int, window: int, softcap: float, dtype: torch.dtype
+) -> None:
+    length = 83
+    qkv = history(rng(), dtype, length, heads, head_dim)
+    alone = attend(*qkv, [1] * length, 16, window, softcap)
+    for chunks in ([length], [5, 1, 7, 30, 40], [16, 16, 16, 16, 16, 3], [82, 1]):
+        assert same_bits(attend(*qkv, chunks, 16, window, softcap), alone), chunks
+    for block_size in (1, 3, 8, 32, 128):
+        assert same_bits(attend(*qkv, [length], block_size, window, softcap), alone), block_size
+    assert same_bits(attend(*qkv, [40, 43], 16, window, softcap, beside=9), alone)
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_attention_random_chunks(data: st.DataObject) -> None:
+    length = data.draw(st.integers(1, 70))
+    group, k_heads, head_dim = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 2)), data.draw(st.sampled_from((4, 8, 33, 40)))
+    window = data.draw(st.sampled_from((0, 1, 9, 16, 30)))
+    qkv = history(rng(length), torch.float32, length, (group * k_heads, k_heads), head_dim)
+    chunks, left = [], length
+    while left:
+        chunks.append(data.draw(st.integers(1, left)))
+        left -= chunks[-1]
+    block_size = data.draw(st.integers(1, 40))
+    found = attend(*qkv, chunks, block_size, window, beside=data.draw(st.integers(0, 3)))
+    assert same_bits(found, attend(*qkv, [length], 16, window))

@@ -1,0 +1,265 @@
+"""Tiny configurations of every family, with every constant randomised, and transformers' own logits for them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+NUM_TOKENS = 23
+NUM_SEQUENCES = 3
+
+LLAMA = {
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "intermediate_size": 80,
+    "vocab_size": 131,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+# transformers checks that the heads divide the hidden size here; the head size is still its own.
+GEMMA = LLAMA | {"num_hidden_layers": 6, "sliding_window": 5, "query_pre_attn_scalar": 20}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+PHI_PART = 0.5  # of a head of 16: 8 rotated dimensions, 4 factors
+PHI = {key: value for key, value in LLAMA.items() if key != "head_dim"} | {"hidden_size": 96}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "partial_rotary_factor": PHI_PART,
+    "short_factor": [1.0, 1.1, 1.3, 1.6],
+    "long_factor": [1.2, 2.0, 3.5, 6.0],
+}
+VISION = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One test row: a config class and a model class of transformers, and what the config is made of."""
+
+    name: str
+    config_class: str
+    model_class: str
+    settings: Mapping[str, Any] = field(hash=False)
+    max_model_len: int = 64
+
+    @property
+    def architecture(self) -> str:
+        return self.model_class
+
+
+def _rope(kind: str, theta: float = 100.0, **values: Any) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": theta, **values}
+
+
+def _gemma3_ropes(full: Mapping[str, Any]) -> dict[str, Any]:
+    return {"sliding_attention": _rope("default", 50.0), "full_attention": dict(full)}
+
+
+FAMILIES = [
+    Family("llama", "LlamaConfig", "LlamaForCausalLM", LLAMA | {"rope_parameters": _rope("default"), "tie_word_embeddings": False}),
+    Family(
+        "llama-biases-llama3",
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        LLAMA | {"attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3_ROPE, "tie_word_embeddings": True},
+    ),
+    Family("llama-linear", "LlamaConfig", "LlamaForCausalLM", LLAMA | {"rope_parameters": _rope("linear", factor=3.0)}),
+    Family(
+        "llama-yarn",
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        LLAMA | {"rope_parameters": _rope("yarn", factor=4.0, beta_fast=4.0, beta_slow=0.5, original_max_position_embeddings=16)},
+    ),
+    Family(
+        "llama-dynamic",
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        LLAMA | {"max_position_embeddings": 16, "rope_parameters": _rope("dynamic", factor=2.0)},
+        max_model_len=NUM_TOKENS,
+    ),
+    Family("mistral", "MistralConfig", "MistralForCausalLM", LLAMA | {"sliding_window": 5, "tie_word_embeddings": False}),
+    Family("mistral-full", "MistralConfig", "MistralForCausalLM", LLAMA | {"sliding_window": None, "tie_word_embeddings": True}),
+    Family(
+        "smollm3",
+        "SmolLM3Config",
+        "SmolLM3ForCausalLM",
+        LLAMA | {"num_hidden_layers": 4, "no_rope_layer_interval": 2, "rope_parameters": _rope("default")},
+    ),
+    Family(
+        "smollm3-window",
+        "SmolLM3Config",
+        "SmolLM3ForCausalLM",
+        LLAMA
+        | {
+            "num_hidden_layers": 4,
+            "no_rope_layers": [1, 0, 0, 1],
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    Family("qwen2", "Qwen2Config", "Qwen2ForCausalLM", LLAMA | {"head_dim": 8, "tie_word_embeddings": True}),
+    Family(
+        "qwen2-window",
+        "Qwen2Config",
+        "Qwen2ForCausalLM",
+        LLAMA | {"head_dim": 8, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1, "tie_word_embeddings": False},
+    ),
+    Family("qwen3", "Qwen3Config", "Qwen3ForCausalLM", LLAMA | {"tie_word_embeddings": False}),
+    Family(
+        "qwen3-window",
+        "Qwen3Config",
+        "Qwen3ForCausalLM",
+        LLAMA
+        | {
+            "use_sliding_window": True,
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    Family(
+        "gemma2",
+        "Gemma2Config",
+        "Gemma2ForCausalLM",
+        GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "tie_word_embeddings": True},
+    ),
+    Family(
+        "gemma2-untied",
+        "Gemma2Config",
+        "Gemma2ForCausalLM",
+        GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True, "tie_word_embeddings": False},
+    ),
+    Family(
+        "gemma3",
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        GEMMA | {"sliding_window_pattern": 3, "rope_parameters": _gemma3_ropes(_rope("linear", 500.0, factor=8.0))},
+    ),
+    Family(
+        "gemma3-untied",
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        GEMMA
+        | {
+            "sliding_window_pattern": 2,
+            "rope_parameters": _gemma3_ropes(_rope("default", 500.0)),
+            "final_logit_softcapping": 3.0,
+            "tie_word_embeddings": False,
+        },
+    ),
+    Family(
+        "gemma3-multimodal",
+        "Gemma3Config",
+        "Gemma3ForConditionalGeneration",
+        {
+            "text_config": GEMMA | {"sliding_window_pattern": 3, "rope_parameters": _gemma3_ropes(_rope("linear", 500.0, factor=8.0))},
+            "vision_config": VISION,
+            "mm_tokens_per_image": 4,
+            "image_token_index": 130,
+            "boi_token_index": 129,
+            "eoi_token_index": 128,
+        },
+    ),
+    Family(
+        "phi3",
+        "Phi3Config",
+        "Phi3ForCausalLM",
+        PHI | {"rope_parameters": _rope("default", partial_rotary_factor=PHI_PART), "sliding_window": 6, "tie_word_embeddings": False},
+    ),
+    Family(
+        "phi3-short",
+        "Phi3Config",
+        "Phi3ForCausalLM",
+        PHI | {"original_max_position_embeddings": 32, "rope_parameters": LONGROPE, "tie_word_embeddings": True},
+        max_model_len=32,
+    ),
+    Family(
+        "phi3-long",
+        "Phi3Config",
+        "Phi3ForCausalLM",
+        PHI | {"original_max_position_embeddings": 16, "rope_parameters": LONGROPE, "tie_word_embeddings": False},
+    ),
+]
+
+
+def token_ids() -> Tensor:
+    """[NUM_SEQUENCES, NUM_TOKENS] ids that no config gives a meaning to."""
+    return torch.randint(3, 128, (NUM_SEQUENCES, NUM_TOKENS), generator=torch.Generator().manual_seed(5))
+
+
+@cache
+def build_oracle(family: Family) -> transformers.PreTrainedModel:
+    """transformers' model of a family, float32, everything random."""
+    settings = json.loads(json.dumps(dict(family.settings)))
+    config = getattr(transformers, family.config_class)(**settings, attn_implementation="eager")
+    torch.manual_seed(11)
+    model = getattr(transformers, family.model_class)(config).eval().float()
+    _randomise(model)
+    return model
+
+
+def _randomise(model: torch.nn.Module) -> None:
+    """Norms and biases away from their constants; matrices wide enough that attention is far from uniform."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape)
+            if "norm" in name and parameter.dim() == 1:
+                parameter.copy_(0.2 * noise + parameter.mean())
+            elif parameter.dim() == 1:
+                parameter.copy_(0.3 * noise)
+            elif "embed_tokens" in name or "lm_head" in name:
+                parameter.copy_(noise * 0.2)
+            elif parameter.dim() == 2:
+                parameter.copy_(noise * 1.5 * parameter.shape[1] ** -0.5)
+
+
+@cache
+def oracle_logits(family: Family) -> Tensor:
+    """[NUM_SEQUENCES, NUM_TOKENS, V] float32, each sequence in one pass."""
+    with torch.inference_mode():
+        return build_oracle(family)(input_ids=token_ids(), use_cache=False).logits.float()
+
+
+@cache
+def rounded_oracle_logits(family: Family) -> Tensor:
+    """[NUM_TOKENS, V] float32 of the first sequence, with weights rounded to bfloat16 and everything else exact."""
+    model = copy.deepcopy(build_oracle(family)).bfloat16().float()
+    with torch.inference_mode():
+        return model(input_ids=token_ids()[:1], use_cache=False).logits[0].float()
+
+
+def save_oracle(family: Family, directory: Path) -> Path:
+    build_oracle(family).save_pretrained(directory)
+    return directory

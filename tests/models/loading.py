@@ -1,0 +1,18 @@
+"""Loads a saved checkpoint the way the engine does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from canter.checkpoint.model_config import read_model_config
+from canter.checkpoint.resolve import resolve
+from canter.checkpoint.tensors import open_tensors
+from canter.models.loader import LoadedModel, load_model
+
+
+def load(path: Path | str, dtype: str = "float32", max_model_len: int | None = None, **overrides: Any) -> LoadedModel:
+    """`path`: a directory, a GGUF file or the bundled model's name; `overrides` lie over its config."""
+    files = resolve(str(path))
+    with open_tensors(files) as source:
+        return load_model(read_model_config(files, overrides), source, dtype, max_model_len=max_model_len)

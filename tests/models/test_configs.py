@@ -1,0 +1,138 @@
+"""Reading configs: both spellings, defaults of published configs, options that are refused."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from canter.core.errors import CheckpointError, UnsupportedModelError
+from canter.core.state_specs import StateKind
+from canter.models.registry import get_model_class
+from tests.models.families import FAMILIES, LLAMA, Family, build_oracle
+
+BY_NAME = {family.name: family for family in FAMILIES}
+_TOP_LEVEL = ("rope_theta", "partial_rotary_factor")
+
+
+def saved_config(family: Family) -> dict[str, Any]:
+    return build_oracle(family).config.to_dict()
+
+
+def old_spelling(config: dict[str, Any]) -> dict[str, Any]:
+    """What transformers 4 would have saved: no `rope_parameters`, no `layer_types`."""
+    config = copy.deepcopy(config)
+    text = config.get("text_config", config)
+    parameters = text.pop("rope_parameters")
+    text.pop("layer_types", None)
+    if "sliding_attention" in parameters:
+        text["rope_local_base_freq"] = parameters["sliding_attention"]["rope_theta"]
+        parameters = parameters["full_attention"]
+    for key in _TOP_LEVEL:
+        if key in parameters:
+            text[key] = parameters.pop(key)
+    parameters["type"] = parameters.pop("rope_type")
+    text["rope_scaling"] = None if parameters["type"] == "default" else parameters
+    return config
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f.name != "qwen3-window"], ids=lambda f: f.name)
+def test_old_and_new_spelling_give_the_same_args(family: Family) -> None:
+    args_class = get_model_class(family.architecture).Args
+    new = saved_config(family)
+    old = old_spelling(new)
+    if pattern := family.settings.get("sliding_window_pattern", family.settings.get("text_config", {}).get("sliding_window_pattern")):
+        old.get("text_config", old)["sliding_window_pattern"] = pattern
+    assert args_class.from_hf(old) == args_class.from_hf(new)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+def test_state_specs_follow_the_layers(family: Family) -> None:
+    model_class = get_model_class(family.architecture)
+    args = model_class.Args.from_hf(saved_config(family))
+    specs = model_class.state_specs(args, 16, "bfloat16")
+    assert list(specs) == list(range(args.num_layers))
+    config = build_oracle(family).config.get_text_config()
+    types = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    for layer, spec in specs.items():
+        slides = types[layer] == "sliding_attention" and getattr(config, "sliding_window", None)
+        assert spec.kind == (StateKind.SLIDING_WINDOW if slides else StateKind.FULL)
+        assert spec.window == (config.sliding_window if slides else None)
+        assert spec.fields[0].shape[0] == 2 and spec.fields[0].dtype == "bfloat16"
+
+
+def test_published_gemma3_config_leaves_most_keys_out() -> None:
+    published = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": {
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+    }
+    args = get_model_class("Gemma3ForConditionalGeneration").Args.from_hf(published)
+    local, full = args.attention[0], args.attention[5]
+    assert (args.vocab_size, args.num_layers, args.tied_output) == (262208, 34, True)
+    assert (full.num_heads, full.num_kv_heads, full.head_dim, full.window, full.scale) == (8, 4, 256, 0, 1 / 16)
+    assert (full.rope.kind, full.rope.theta, full.rope.factor) == ("linear", 1e6, 8.0)
+    assert (local.rope.kind, local.rope.theta, local.window) == ("default", 1e4, 1024)
+    assert [layer.window for layer in args.attention[:12]] == [1024] * 5 + [0] + [1024] * 5 + [0]
+
+
+@pytest.mark.parametrize(("value", "window"), [({"sliding_window": None}, 0), ({"sliding_window": 7}, 7), ({}, 4096)])
+def test_mistral_window(value: dict[str, Any], window: int) -> None:
+    args = get_model_class("MistralForCausalLM").Args.from_hf(LLAMA | value)
+    assert {layer.window for layer in args.attention} == {window}
+
+
+def test_qwen_window_means_nothing_unless_it_is_used() -> None:
+    args = get_model_class("Qwen2ForCausalLM").Args.from_hf(
+        LLAMA | {"sliding_window": 5, "max_window_layers": 0, "use_sliding_window": False}
+    )
+    assert {layer.window for layer in args.attention} == {0}
+
+
+def test_qwen3_window_from_max_window_layers() -> None:
+    args = get_model_class("Qwen3ForCausalLM").Args.from_hf(
+        LLAMA | {"sliding_window": 5, "max_window_layers": 2, "use_sliding_window": True}
+    )
+    assert [layer.window for layer in args.attention] == [0, 0, 5]
+
+
+@pytest.mark.parametrize("name", ["su", "yarn", "longrope"])
+def test_phi3_longrope_by_any_name(name: str) -> None:
+    scaling = {"type": name, "short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
+    args = get_model_class("Phi3ForCausalLM").Args.from_hf(
+        LLAMA | {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "rope_scaling": scaling}
+    )
+    rope = args.attention[0].rope
+    assert (rope.kind, rope.original_length) == ("longrope", 4096)
+    assert rope.attention_factor == pytest.approx(1.1902380714238083)  # sqrt(1 + ln 32 / ln 4096)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change", "error", "words"),
+    [
+        ("LlamaForCausalLM", {"hidden_size": None}, CheckpointError, ["hidden_size", "None"]),
+        ("LlamaForCausalLM", {"num_hidden_layers": "3"}, CheckpointError, ["num_hidden_layers", "'3'"]),
+        ("LlamaForCausalLM", {"num_key_value_heads": 4}, CheckpointError, ["num_key_value_heads", "6", "4"]),
+        ("LlamaForCausalLM", {"rms_norm_eps": -1.0}, CheckpointError, ["rms_norm_eps", "-1.0"]),
+        ("LlamaForCausalLM", {"attention_bias": "yes"}, CheckpointError, ["attention_bias", "yes"]),
+        (
+            "Qwen3ForCausalLM",
+            {"use_sliding_window": True, "layer_types": ["linear_attention"] * 3},
+            CheckpointError,
+            ["layer_types", "linear"],
+        ),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, CheckpointError, ["no_rope_layers", "3", "[1]"]),
+        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, UnsupportedModelError, ["use_bidirectional_attention"]),
+        ("Gemma3ForConditionalGeneration", {"text_config": 3}, CheckpointError, ["text_config", "3"]),
+    ],
+)
+def test_refusals_name_the_key(architecture: str, change: dict[str, Any], error: type[Exception], words: list[str]) -> None:
+    with pytest.raises(error) as caught:
+        get_model_class(architecture).Args.from_hf(LLAMA | change)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
