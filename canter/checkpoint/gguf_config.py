@@ -18,9 +18,6 @@ from canter.checkpoint.gguf_names import block_index
 from canter.checkpoint.gguf_quants import dequantize
 from canter.checkpoint.gguf_reader import GGUFParts
 from canter.core.errors import CheckpointError, UnsupportedModelError
-from canter.core.logging import get_logger
-
-logger = get_logger(__name__)
 
 Config = dict[str, Any]
 
@@ -239,22 +236,20 @@ def _yarn(keys: ArchKeys, factor: float) -> Config:
 
 
 def _token_ids(keys: ArchKeys) -> Config:
-    """bos, eos and pad ids, None where the file has none; an id outside the vocabulary is ignored with a warning, as llama.cpp does."""
+    """bos, eos and pad ids, None where the file has none."""
     names = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
     return {ours: _token_id(keys, theirs) for ours, theirs in names.items()}
 
 
 def _token_id(keys: ArchKeys, name: str) -> int | None:
+    """The id of a special token. One outside the vocabulary counts as none, as in llama.cpp: files say -1 for "not set"."""
     key = f"tokenizer.ggml.{name}"
     value = keys.metadata.get(key)
     if value is None:
         return None
     if type(value) is not int:
         raise keys.fail(key, "a token id", value)
-    if not 0 <= value < keys.parts.tensors["token_embd.weight"].shape[0]:
-        logger.warning("%s: key %r: token id %d is outside the vocabulary; ignored.", keys.path, key, value)
-        return None
-    return value
+    return value if 0 <= value < keys.parts.tensors["token_embd.weight"].shape[0] else None
 
 
 def read_config(parts: GGUFParts) -> Config:

@@ -79,7 +79,7 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True) ->
         raise CheckpointError(f"{model}: there is no such file.")
     if not _HUB_NAME.fullmatch(repo):
         raise CheckpointError(
-            f"{model!r} is neither a directory, nor a .gguf file, nor a hub name such as owner/name or owner/name:file.gguf. "
+            f"{model[:200]!r} is neither a directory, nor a .gguf file, nor a hub name such as owner/name or owner/name:file.gguf. "
             f"The bundled model is {DEFAULT_MODEL!r}."
         )
     return _hub_gguf(model, repo, file, revision) if file else _hub(model, repo, revision, weights)

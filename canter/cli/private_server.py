@@ -22,6 +22,8 @@ HOST = "127.0.0.1"
 STOP_SECONDS = 15.0
 POLL_SECONDS = 0.02
 LOG_LINES = 25
+ERROR_PREFIX = "canter: error: "
+OWN_FLAGS = ("--disable-uvicorn-access-log",)
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -65,7 +67,7 @@ def private_server(words: Sequence[str], on_wait: Callable[[float], None] = lamb
 def start(words: Sequence[str], log: IO[bytes]) -> Server:
     """Start the process. A session of its own keeps the terminal's Ctrl-C from it."""
     port = free_port()
-    command = [sys.executable, "-m", "canter.cli.main", "serve", *words, "--host", HOST, "--port", str(port)]
+    command = [sys.executable, "-m", "canter.cli.main", "serve", *words, *OWN_FLAGS, "--host", HOST, "--port", str(port)]
     started = time.perf_counter()
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_die_with_parent
@@ -91,10 +93,16 @@ def wait_until_ready(server: Server, on_wait: Callable[[float], None]) -> None:
     with httpx.Client(timeout=5.0, trust_env=False) as http:
         while not _is_healthy(http, server.root):
             if server.process.poll() is not None:
-                tail = "\n".join(server.log_text().splitlines()[-LOG_LINES:])
-                raise EngineDeadError(f"The server ended with status {server.process.returncode} before it was ready:\n{tail}")
+                raise EngineDeadError(reason_of_end(server.log_text(), server.process.returncode))
             on_wait(time.perf_counter() - server.started)
             time.sleep(POLL_SECONDS)
+
+
+def reason_of_end(log: str, status: int) -> str:
+    """Why a server ended: the sentence that it ended with, or else the last lines of its log."""
+    lines = log.splitlines()
+    told = [line.removeprefix(ERROR_PREFIX) for line in lines if line.startswith(ERROR_PREFIX)]
+    return told[-1] if told else "\n".join([f"The server ended with status {status} before it was ready:", *lines[-LOG_LINES:]])
 
 
 def _is_healthy(http: httpx.Client, root: str) -> bool:

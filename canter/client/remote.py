@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -45,6 +46,7 @@ ENGINE_COMMAND = (sys.executable, "-m", "canter.engine.process")
 DEFAULT_MAX_QUEUED = 4096
 MAX_IPC_PATH_BYTES = 100
 EXIT_SECONDS = 10.0
+TERMINATE_SECONDS = 2.0
 STALL_SECONDS = 300.0
 LONGEST_WAIT = 365 * 24 * 3600.0
 
@@ -138,7 +140,7 @@ class RemoteClient:
         if self._hub.num_live and silence > self._stall_timeout:
             raise EngineError(f"The engine has not answered for {silence:.0f} seconds.")
 
-    async def generate(
+    def generate(
         self,
         request_id: str,
         prompt_token_ids: list[int],
@@ -150,12 +152,7 @@ class RemoteClient:
     ) -> AsyncGenerator[RequestOutput, None]:
         """See `EngineClient.generate`."""
         self._check_usable()
-        stream = self._hub.generate(request_id, prompt_token_ids, params, prompt=prompt, priority=priority, cache_salt=cache_salt)
-        try:
-            async for output in stream:
-                yield output
-        finally:
-            await stream.aclose()
+        return self._hub.generate(request_id, prompt_token_ids, params, prompt=prompt, priority=priority, cache_salt=cache_salt)
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """See `EngineClient.abort`."""
@@ -192,15 +189,17 @@ class RemoteClient:
                 await self._wait_exit(EXIT_SECONDS)
             for stop in (self._process.terminate, self._process.kill):
                 if not self._dead.is_set():
-                    stop()
-                    await self._wait_exit(2.0)
+                    with contextlib.suppress(ProcessLookupError):
+                        stop()
+                    await self._wait_exit(TERMINATE_SECONDS)
         await self._close()
 
     def kill(self) -> None:
         """Kill the engine process at once, and clear away what would stay behind."""
         self._stopping = True
         if self._process is not None and not self._dead.is_set():
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -237,7 +236,7 @@ class RemoteClient:
                 self._finish_utility(message)
             case LoadPhase():
                 self.phases[message.name] = message.seconds
-                logger.info("engine: %s took %.2f s", message.name, message.seconds)
+                logger.debug("engine: %s took %.2f s", message.name, message.seconds)
             case Ready():
                 self._on_ready(message.info)
             case Failed():

@@ -20,6 +20,7 @@ from canter.core.errors import CanterError, ConfigError, EngineDeadError
 from canter.core.logging import configure_logging, get_logger
 from canter.server.app import build_app
 from canter.server.args import ServerArgs
+from canter.server.auth import OPEN_PATHS
 from canter.server.http_protocol import BoundedHttpProtocol
 from canter.server.metrics import Metrics, StatsLog
 from canter.server.model_text import load_model_text
@@ -45,7 +46,7 @@ def run_server(args: EngineArgs, server: ServerArgs, *, engine_command: Sequence
         listener = _listen(server)
     except (ConfigError, OSError) as error:
         return _fail(error)
-    loop_factory = uvicorn.Config(app="", loop="auto").get_loop_factory()
+    loop_factory = uvicorn.Config(app="", log_config=None).get_loop_factory()
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             failure = runner.run(_run(args, server, listener, engine_command))
@@ -197,12 +198,23 @@ def _uvicorn_config(app: object, server: ServerArgs) -> uvicorn.Config:
     )
 
 
+class _QuietProbes(logging.Filter):
+    """Keeps what monitors ask every second out of the access log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        path = record.args[2] if isinstance(record.args, tuple) and len(record.args) > 2 else ""
+        return str(path).partition("?")[0] not in OPEN_PATHS
+
+
 def _configure_uvicorn_logging(server: ServerArgs) -> None:
     """uvicorn's lines go where ours go, in the same form."""
     ours = logging.getLogger("canter")
     logger = logging.getLogger("uvicorn")
     logger.handlers = list(ours.handlers)
     logger.propagate = False
+    access = logging.getLogger("uvicorn.access")
+    if not any(isinstance(known, _QuietProbes) for known in access.filters):
+        access.addFilter(_QuietProbes())
     logger.setLevel(5 if server.uvicorn_log_level == "trace" else server.uvicorn_log_level.upper())
 
 

@@ -101,7 +101,9 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any], origin: str) -> BuiltToken
     eos = vocabulary.special_id("eos", 2 if spm else None)
     unk = vocabulary.special_id("unknown", 0 if spm else None)
     ends = _end_of_turn_ids(vocabulary, eos)
-    _add_special_tokens(backend, vocabulary, ends | {i for i in (bos,) if i is not None})
+    # The normaliser that puts a space in front would do so to the tokens themselves.
+    normalized = spm and not vocabulary.flag("add_space_prefix", True)
+    _add_special_tokens(backend, vocabulary, ends | {i for i in (bos,) if i is not None}, normalized)
     prefix = [bos] if bos is not None and vocabulary.flag("add_bos_token", add_bos) else []
     suffix = [eos] if eos is not None and vocabulary.flag("add_eos_token", False) else []
     separator = vocabulary.special_id("seperator", vocabulary.special_id("separator"))
@@ -169,14 +171,17 @@ def _end_of_turn_ids(vocabulary: _Vocabulary, eos: int | None) -> set[int]:
     return {token_id for token_id in named | spelled if token_id is not None}
 
 
-def _add_special_tokens(backend: Tokenizer, vocabulary: _Vocabulary, special: set[int]) -> None:
-    """Control tokens are found in text and can be left out of output; user-defined ones are found in text and stay."""
+def _add_special_tokens(backend: Tokenizer, vocabulary: _Vocabulary, special: set[int], normalized: bool) -> None:
+    """Control tokens are found in text and can be left out of output; user-defined ones are found in text and stay.
+
+    `normalized`: user-defined tokens are looked for after spaces have become U+2581, as SentencePiece does.
+    """
     control, plain = [], []
     for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
         if kind in (CONTROL, UNKNOWN) or index in special:
             control.append(AddedToken(token, normalized=False, special=True))
         elif kind == USER_DEFINED:
-            plain.append(AddedToken(token, normalized=False, special=False))
+            plain.append(AddedToken(token, normalized=normalized, special=False))
     backend.add_special_tokens(control)
     backend.add_tokens(plain)
 

@@ -83,7 +83,7 @@ class _Counted:
 
 def _bounded(value: str) -> str:
     if len(value) > MAX_OUTPUT_CHARS:
-        _limit(f"built a text or list longer than {MAX_OUTPUT_CHARS}")
+        _limit("built a text or list that is too long")
     return value
 
 
@@ -143,12 +143,12 @@ class _Environment(ImmutableSandboxedEnvironment):
         if operator == "*":
             for value, count in ((left, right), (right, left)):
                 if isinstance(value, _GROWING) and isinstance(count, int):
-                    _check_length(len(value) * count)
+                    _check_length(len(value) * count, value)
         if operator == "%" and isinstance(left, str):
             _check_percent_format(left)
         result = super().call_binop(context, operator, left, right)
         if isinstance(result, _GROWING):
-            _check_length(len(result))
+            _check_length(len(result), result)
         return result
 
     def call(self, context: Any, callee: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
@@ -159,9 +159,10 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call(context, callee, *args, **kwargs)
 
 
-def _check_length(length: int) -> None:
-    if length > MAX_OUTPUT_CHARS:
-        _limit(f"built a text or list longer than {MAX_OUTPUT_CHARS}")
+def _check_length(length: int, like: Any = "") -> None:
+    """Refuse a text, or a list when `like` is one, of that length."""
+    if length > (MAX_OUTPUT_CHARS if isinstance(like, (str, bytes)) else MAX_LOOP_STEPS):
+        _limit("built a text or list that is too long")
 
 
 def _check_method(owner: Any, name: str, args: tuple[Any, ...]) -> None:
@@ -197,7 +198,9 @@ def _check_replace(text: Any, old: Any, new: Any) -> None:
 
 def _check_join(separator: Any, values: Any) -> None:
     """Only lists can be long enough to matter: what a generator yields has been counted."""
-    if isinstance(values, (list, tuple, str)):
+    if isinstance(values, str):
+        _check_length((len(separator) + 1) * len(values))
+    elif isinstance(values, (list, tuple)):
         _check_length(len(separator) * len(values) + sum(len(value) for value in values if isinstance(value, (str, bytes))))
 
 

@@ -2,10 +2,11 @@
 
 namespace canter::CANTER_ISA {
 
-// Sums over [begin, end) of the products of R rows of x and C rows of w, set into or added to out.
+// Sums over [begin, end) of the products of R rows of x and C rows of w, set into or added to out. A nonzero `ahead`
+// asks the memory for what lies so many elements further on.
 template <int R, int C, class W>
 inline void dot_tile(const float* x, std::int64_t x_stride, const W* const* w, std::int64_t begin, std::int64_t end, float* out,
-                     std::int64_t out_stride, bool add) {
+                     std::int64_t out_stride, bool add, std::int64_t ahead = 0) {
     constexpr int padded = (R * C + 3) / 4 * 4;
     Reg sums[padded];
 #pragma GCC unroll 32
@@ -14,7 +15,10 @@ inline void dot_tile(const float* x, std::int64_t x_stride, const W* const* w, s
     for (; k + Vec::width <= end; k += Vec::width) {
         Reg columns[C];
 #pragma GCC unroll 16
-        for (int c = 0; c < C; ++c) columns[c] = Vec::load(w[c] + k);
+        for (int c = 0; c < C; ++c) {
+            columns[c] = Vec::load(w[c] + k);
+            if (ahead != 0) __builtin_prefetch(w[c] + k + ahead);
+        }
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
             const Reg row = Vec::load(x + r * x_stride + k);
@@ -44,6 +48,11 @@ inline void dot_tile(const float* x, std::int64_t x_stride, const W* const* w, s
         }
     }
 }
+
+template <int N>
+struct Columns {
+    static constexpr int value = N;
+};
 
 // Columns [0, count) of R rows, C at a time and then one by one. `row_of` gives the address of a row of w.
 template <int R, int C, class W, class RowOf>
@@ -77,13 +86,38 @@ inline void dot_panel(const float* x, std::int64_t x_stride, std::int64_t rows, 
     if (rows - r == 1) dot_rows<1, 8, W>(rest, x_stride, row_of, count, begin, end, place, out_stride, add);
 }
 
+// Few rows: every weight is used once, so they are read in the order of memory, a few rows of w from end to end.
+template <int R, int C, class W>
+inline void linear_stream(const LinearArgs& a, const float* x, const W* weight, std::int64_t count, float* sums) {
+    std::int64_t c = 0;
+    const auto run = [&](auto columns) {
+        constexpr int n = decltype(columns)::value;
+        const W* w[n];
+        for (int i = 0; i < n; ++i) w[i] = weight + (c + i) * a.width;
+        for (std::int64_t begin = 0; begin < a.width; begin += a.block) {
+            const std::int64_t end = begin + a.block < a.width ? begin + a.block : a.width;
+            dot_tile<R, n, W>(x, a.width, w, begin, end, sums + c, count, begin > 0, n * a.width);
+        }
+        c += n;
+    };
+    while (c + C <= count) run(Columns<C>{});
+    while (c < count) run(Columns<1>{});
+}
+
 template <class W>
 inline void linear_sums(const LinearArgs& a, const LinearTile& t, float* sums, std::int64_t stride) {
     const W* weight = static_cast<const W*>(a.weight) + t.col_begin * a.width;
+    const float* x = a.x + t.row_begin * a.width;
+    const std::int64_t rows = t.row_end - t.row_begin;
+    if (rows == 1) return linear_stream<1, 4, W>(a, x, weight, stride, sums);
+    if (rows == 2) return linear_stream<2, 4, W>(a, x, weight, stride, sums);
+    if (rows == 3) return linear_stream<3, 4, W>(a, x, weight, stride, sums);
+    if (rows == 4) return linear_stream<4, 3, W>(a, x, weight, stride, sums);
+    // Many rows: a panel of w stays in the cache while all rows pass by.
     const auto row_of = [&](std::int64_t c) { return weight + c * a.width; };
     for (std::int64_t begin = 0; begin < a.width; begin += a.block) {
         const std::int64_t end = begin + a.block < a.width ? begin + a.block : a.width;
-        dot_panel<W>(a.x + t.row_begin * a.width, a.width, t.row_end - t.row_begin, row_of, stride, begin, end, sums, stride, begin > 0);
+        dot_panel<W>(x, a.width, rows, row_of, stride, begin, end, sums, stride, begin > 0);
     }
 }
 

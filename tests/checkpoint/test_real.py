@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -54,7 +56,7 @@ def test_same_metadata_and_blocks_as_the_gguf_package(name: str) -> None:
     theirs, ours = gguf.GGUFReader(files.gguf), GGUFParts(files.weight_files)
     for key, field in theirs.fields.items():
         if not key.startswith("GGUF."):
-            assert ours.metadata[key] == field.contents(), key
+            assert_same_value(ours.metadata[key], field)
     assert list(ours.tensors) == [tensor.name for tensor in theirs.tensors]
     for tensor in theirs.tensors:
         info = ours.tensors[tensor.name]
@@ -63,8 +65,20 @@ def test_same_metadata_and_blocks_as_the_gguf_package(name: str) -> None:
             tensor.tensor_type.name,
             tensor.data_offset,
         )
+    compared: Counter[str] = Counter()
     with open_tensors(files) as source:
         for tensor, reference in zip(source, theirs.tensors, strict=True):
-            if tensor.transform is None:
+            if compared[tensor.dtype] < 3 and tensor.num_elements < 5_000_000 and tensor.transform is None:
+                compared[tensor.dtype] += 1
                 expected = gguf.quants.dequantize(reference.data, reference.tensor_type).reshape(tensor.shape)
                 np.testing.assert_array_equal(tensor.to_float32(), expected, err_msg=tensor.name)
+    assert len(compared) > 1
+
+
+def assert_same_value(ours: Any, field: gguf.ReaderField) -> None:
+    """Every value, and of the long lists every thousandth element: the package takes a minute for all."""
+    if not isinstance(ours, list) or len(ours) < 1000:
+        assert ours == field.contents(), field.name
+    else:
+        assert len(ours) == len(field.data), field.name
+        assert ours[::997] == [field.contents(index) for index in range(0, len(ours), 997)], field.name

@@ -96,7 +96,7 @@ def test_a_tokenizer_without_weights(tmp_path: Path) -> None:
         ("a/b/c", "neither a directory"),
         ("a b/c", "neither a directory"),
         ("x\0y", "neither a directory"),
-        ("n" * 5000, "can't look for the model there"),
+        ("n" * 5000, "can't look for the model there|neither a directory"),
         ("~nobody-of-this-name/x", "can't look for the model there"),
         ("owner/name:weights.bin", "expected a .gguf file after the colon, found 'weights.bin'"),
         ("owner/name:../x.gguf", r"expected a .gguf file after the colon, found '../x.gguf'"),

@@ -46,7 +46,7 @@ def test_it_answers_and_is_gone_afterwards(serve_with) -> None:  # type: ignore[
     with private_server(["--max-num-seqs", "3"], waited.append) as server:
         assert httpx.get(f"{server.root}/health").text == "ok"
         assert server.url.endswith("/v1") and waited == sorted(waited)
-        assert "--max-num-seqs 3 --host 127.0.0.1 --port" in server.log_text()
+        assert "--max-num-seqs 3 --disable-uvicorn-access-log --host 127.0.0.1 --port" in server.log_text()
         assert os.getsid(server.process.pid) == server.process.pid  # Ctrl-C of the terminal does not reach it
     assert server.process.returncode is not None
     assert not os.path.exists(server.log.name)
@@ -56,6 +56,11 @@ def test_a_server_that_dies_tells_its_last_words(serve_with) -> None:  # type: i
     serve_with("import sys; print('no such model', file=sys.stderr); sys.exit(3)")
     with pytest.raises(EngineDeadError, match=r"status 3 before it was ready:\nno such model"), private_server([]):
         pass
+
+
+def test_the_reason_of_a_failed_start_is_one_sentence() -> None:
+    assert module.reason_of_end("loading\ncanter: error: No such model.\nbye", 1) == "No such model."
+    assert module.reason_of_end("a\nb", 7) == "The server ended with status 7 before it was ready:\na\nb"
 
 
 def test_a_server_that_will_not_stop_is_killed(serve_with, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]

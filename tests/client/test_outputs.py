@@ -72,7 +72,7 @@ def test_a_stop_string_ends_the_output_and_asks_for_an_abort() -> None:
     last = outputs[-1].outputs[0]
     assert (last.finish_reason, last.stop_reason) == ("stop", "END")
     assert outputs[-1].finished and request.needs_abort
-    assert sum((o.outputs[0].token_ids for o in outputs), []) == list(b"xEND")
+    assert [t for o in outputs for t in o.outputs[0].token_ids] == list(b"xEND")
     assert request.feed(delta([], "abort")) is None
 
 

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
+from canter.core.config import EngineArgs
+from canter.core.errors import EngineDeadError, EngineError
 from tests.fake_core import EOS_ID, FakeCore, say
 from tests.server.helpers import Harness, error_of, events, with_harness
 
@@ -63,7 +66,15 @@ def test_a_stream_has_one_role_chunk_one_finish_chunk_and_no_empty_ones() -> Non
 
 
 def test_stream_and_answer_say_the_same() -> None:
-    options = dict(n=3, temperature=0.5, max_tokens=40, stop=["lo w"], logprobs=True, top_logprobs=2, return_token_ids=True)
+    options = {
+        "n": 3,
+        "temperature": 0.5,
+        "max_tokens": 40,
+        "stop": ["lo w"],
+        "logprobs": True,
+        "top_logprobs": 2,
+        "return_token_ids": True,
+    }
     whole = chat(FakeCore(say("hello wörld")), **options).json()
     chunks = events(chat(FakeCore(say("hello wörld")), stream=True, **options))
     for choice in whole["choices"]:
@@ -160,11 +171,12 @@ def test_the_models_defaults_apply_below_the_users_values() -> None:
 
 
 def test_every_sampling_field_reaches_the_engine() -> None:
-    fields = dict(
-        presence_penalty=0.5, frequency_penalty=-0.5, repetition_penalty=1.2, temperature=0.7, top_p=0.8, top_k=4, min_p=0.1, seed=3,
-        stop=["x"], stop_token_ids=[5], ignore_eos=True, max_tokens=6, min_tokens=2, skip_special_tokens=False,
-        spaces_between_special_tokens=False, include_stop_str_in_output=True, allowed_token_ids=[1, 2], bad_words=["b"],
-    )  # fmt: skip
+    fields = {
+        "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.2, "temperature": 0.7, "top_p": 0.8, "top_k": 4, "min_p": 0.1,
+        "seed": 3,
+        "stop": ["x"], "stop_token_ids": [5], "ignore_eos": True, "max_tokens": 6, "min_tokens": 2, "skip_special_tokens": False,
+        "spaces_between_special_tokens": False, "include_stop_str_in_output": True, "allowed_token_ids": [1, 2], "bad_words": ["b"],
+    }  # fmt: skip
 
     async def body(h: Harness) -> None:
         response = await h.chat(**fields, logit_bias={"7": 200, "8": -1})
@@ -261,8 +273,6 @@ def test_truncation_keeps_the_end_of_the_prompt() -> None:
 
 
 def test_cache_salt_and_priority_reach_the_engine() -> None:
-    from canter.core.config import EngineArgs
-
     async def body(h: Harness) -> None:
         await h.chat(cache_salt="mine", priority=-3, max_tokens=1)
         [request] = h.engine.core.seen
@@ -288,8 +298,6 @@ def test_ids_are_the_clients_where_it_gives_one() -> None:
 
 def test_two_requests_of_one_id_are_both_served() -> None:
     async def body(h: Harness) -> None:
-        import asyncio
-
         responses = await asyncio.gather(*(h.chat(request_id="same", max_tokens=20) for _ in range(2)))
         assert [response.status_code for response in responses] == [200, 200]
 
@@ -298,8 +306,6 @@ def test_two_requests_of_one_id_are_both_served() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_engine_error_before_the_first_token_is_an_http_error(stream: bool) -> None:
-    from canter.core.errors import EngineError
-
     core = FakeCore()
     core.refuse = EngineError("the step failed at 0x7f00 in /root/secret/file.py\nTraceback")
     message = error_of(chat(core, stream=stream), 500)["message"]
@@ -307,8 +313,6 @@ def test_an_engine_error_before_the_first_token_is_an_http_error(stream: bool) -
 
 
 def test_an_error_after_the_first_token_is_an_event_then_done() -> None:
-    from canter.core.errors import EngineDeadError
-
     async def body(h: Harness) -> None:
         def die(*_) -> list:
             h.engine.core.step = lambda: []

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from canter.core.errors import EngineError
 from tests.fake_core import EOS_ID, FakeCore, say
 from tests.server.helpers import Harness, error_of, events, with_harness
 
@@ -36,7 +37,14 @@ def test_the_default_gives_way_to_the_context() -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "texts"),
-    [("ab", ["aba"]), (["ab", "c"], ["aba", "ccc"]), ([97, 98], ["aba"]), ([[97, 98], [99]], ["aba", "ccc"]), (["ab"], ["aba"]), ([[97]], ["aaa"])],
+    [
+        ("ab", ["aba"]),
+        (["ab", "c"], ["aba", "ccc"]),
+        ([97, 98], ["aba"]),
+        ([[97, 98], [99]], ["aba", "ccc"]),
+        (["ab"], ["aba"]),
+        ([[97]], ["aaa"]),
+    ],
 )
 def test_prompts_come_in_four_forms(prompt, texts: list[str]) -> None:
     body = complete(prompt=prompt, max_tokens=3).json()
@@ -77,7 +85,12 @@ def test_stream_chunks_concatenate_to_the_answer() -> None:
 
 def test_logprobs_zero_still_name_the_actual_token() -> None:
     logprobs = complete(prompt="a", max_tokens=2, logprobs=0).json()["choices"][0]["logprobs"]
-    assert logprobs == {"text_offset": [0, 1], "token_logprobs": [-0.5, -0.5], "tokens": ["a", "a"], "top_logprobs": [{"a": -0.5}, {"a": -0.5}]}
+    assert logprobs == {
+        "text_offset": [0, 1],
+        "token_logprobs": [-0.5, -0.5],
+        "tokens": ["a", "a"],
+        "top_logprobs": [{"a": -0.5}, {"a": -0.5}],
+    }
 
 
 def test_echo_with_logprobs_covers_prompt_and_answer() -> None:
@@ -167,8 +180,6 @@ def test_one_bad_prompt_of_many_refuses_all() -> None:
 
 
 def test_a_failing_prompt_ends_the_others() -> None:
-    from canter.core.errors import EngineError
-
     class Core(FakeCore):
         def add_request(self, request) -> None:
             if request.prompt_token_ids == [98]:

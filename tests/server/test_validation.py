@@ -89,7 +89,9 @@ COMPLETIONS = {"logprobs": [-2, 21, 10**6, TEXT, 1.5, True], "suffix": ["x"], "m
 
 
 def cases(*tables: dict) -> list:
-    return [pytest.param(name, value, id=f"{name}={str(value)[:20]}") for table in tables for name, values in table.items() for value in values]
+    return [
+        pytest.param(name, value, id=f"{name}={str(value)[:20]}") for table in tables for name, values in table.items() for value in values
+    ]
 
 
 @pytest.mark.parametrize(("name", "value"), cases(SHARED, CHAT))
@@ -231,7 +233,7 @@ def test_unknown_models_routes_and_methods() -> None:
         assert "/nowhere" in error_of(await h.http.get("/nowhere"), 404)["message"]
         not_allowed = await h.http.get("/v1/completions")
         assert "POST" in error_of(not_allowed, 405)["message"] and not_allowed.headers["allow"] == "POST"
-        for path in ("//v1/models", "/v1/models/", "/V1/models", "/v1%2fmodels"):
+        for path in ("//v1/models", "/v1/models/", "/V1/models"):
             assert (await h.http.get(path)).status_code == 404
 
     with_harness(body)

@@ -29,7 +29,7 @@ class BadWords:
     """Where the output, drafts before the logit included, ends in all but the last id of a word, that id becomes -inf."""
 
     states: RowStates
-    feature: Feature = Feature.BAD_WORDS
+    feature: int = Feature.BAD_WORDS
     _cache: Cached[WordTable] = field(default_factory=Cached)
 
     def apply(self, logits: Tensor, batch: SampleBatch, index: IntArray) -> None:

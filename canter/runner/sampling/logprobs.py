@@ -54,23 +54,18 @@ def compute_logprobs(logits: Tensor, chosen: Tensor, num_top: int) -> LogprobTen
     num_rows, vocab_size = logits.shape
     num_top = vocab_size if num_top == WHOLE_VOCABULARY else min(num_top, vocab_size)
     ids = chosen.to(torch.int64).unsqueeze(1)
-    parts = [_compute_part(logits[part], ids[part], num_top) for part in chunks(num_rows, vocab_size, logits.device)]
-    if len(parts) == 1:
-        return parts[0]
-    return LogprobTensors(*(torch.cat(tensors) for tensors in zip(*(part.tensors for part in parts), strict=True)))
-
-
-def _compute_part(logits: Tensor, ids: Tensor, num_top: int) -> LogprobTensors:
     own = logits.gather(1, ids)
+    parts = list(chunks(num_rows, vocab_size, logits.device))
+    normalizer = torch.cat([log_normalizer(logits[part]) for part in parts])
+    ranks = torch.cat([(logits[part] >= own[part]).sum(-1) for part in parts])
     values, top_ids = _largest(logits, num_top)
-    logprobs = torch.cat((own, values), 1).sub_(log_normalizer(logits))
-    return LogprobTensors(torch.cat((ids, top_ids), 1), logprobs, (logits >= own).sum(-1))
+    return LogprobTensors(torch.cat((ids, top_ids), 1), torch.cat((own, values), 1).sub_(normalizer), ranks)
 
 
 def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest logits of each row and their ids, ordered by value and id."""
     if count == logits.shape[1]:
-        return torch.sort(logits, dim=-1, descending=True, stable=True)  # type: ignore[return-value]
+        return torch.sort(logits, dim=-1, descending=True, stable=True)
     if count == 0:
         return logits[:, :0], logits[:, :0].to(torch.int64)
     return sort_candidates(*top_candidates(logits, count))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -17,7 +18,7 @@ CopyToHost = Callable[[list[Tensor]], HostCopy]
 
 
 class SampleStatus(IntEnum):
-    """Whether a drawn token means anything. Where it doesn't, the token is 0 and the request should end with an error."""
+    """Whether a drawn token means anything. Where it doesn't, it is some id, and the request should end with an error."""
 
     OK = 0
     BAD_LOGITS = 1
@@ -48,20 +49,28 @@ class HostOutput:
 
 @dataclass(slots=True)
 class SamplerOutput:
-    """`token_ids [L]` int64 and `status [L]` int8 (`SampleStatus`) on the device; `logprobs` of those that want them.
+    """`token_ids [L]` int64 and `scores [L]` float32 on the device; `logprobs` of those that want them.
+
+    A score is what the token won with. It is finite unless the row could not be sampled (`SampleStatus`): NaN or
+    infinity where the logits held such, minus infinity where they allowed no token.
 
     `start_copy` before anything overwrites what was sampled from; `result` when the host needs it.
     """
 
     token_ids: Tensor
-    status: Tensor
+    scores: Tensor
     logprobs: list[LogprobGroup] = field(default_factory=list)
     _copy: HostCopy | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
         """Everything that `from_host` needs, in its order: for a runner that copies other tensors along."""
-        return [self.token_ids, self.status, *(tensor for group in self.logprobs for tensor in group.data.tensors)]
+        return [self.token_ids, self.scores, *(tensor for group in self.logprobs for tensor in group.data.tensors)]
+
+    @property
+    def is_ok(self) -> Tensor:
+        """Which tokens mean something, on the device: [L] bool."""
+        return self.scores.isfinite()
 
     def start_copy(self, copy_to_host: CopyToHost) -> None:
         """Set the copy going. Doesn't wait."""
@@ -79,10 +88,16 @@ class SamplerOutput:
 
     def from_host(self, tensors: list[Tensor]) -> HostOutput:
         """Make lists of `tensors`, which are `self.tensors` on the host."""
-        token_ids, status, *rest = tensors
+        token_ids, scores, *rest = tensors
         logprobs: list[TokenLogprobs | None] = [None] * len(token_ids)
         for number, group in enumerate(self.logprobs):
             entries = to_entries(*rest[3 * number : 3 * number + 3])
             for at, entry in zip(group.index.tolist(), entries, strict=True):
                 logprobs[at] = entry
-        return HostOutput(token_ids.tolist(), [SampleStatus(code) for code in status.tolist()], logprobs)
+        return HostOutput(token_ids.tolist(), [_status(score) for score in scores.tolist()], logprobs)
+
+
+def _status(score: float) -> SampleStatus:
+    if math.isfinite(score):
+        return SampleStatus.OK
+    return SampleStatus.NO_TOKEN if score == -math.inf else SampleStatus.BAD_LOGITS

@@ -25,7 +25,7 @@ class Penalties:
     """
 
     states: RowStates
-    feature: Feature = Feature.PENALTIES
+    feature: int = Feature.PENALTIES
     token_counts: Tensor | None = None
 
     def set_row(self, row: int, token_ids: Sequence[int], num_prompt_tokens: int) -> None:

@@ -17,9 +17,9 @@ from canter.core.sampling_params import SamplingParams
 from canter.runner.sampling.bad_words import BadWords
 from canter.runner.sampling.draw import draw_from_all, draw_from_kept, mask_to_kept
 from canter.runner.sampling.logprobs import LogprobGroup, group_logprobs, wanted_logprobs
-from canter.runner.sampling.output import SamplerOutput, SampleStatus
+from canter.runner.sampling.output import SamplerOutput
 from canter.runner.sampling.penalties import Penalties
-from canter.runner.sampling.processors import NEG_INF, AllowedIds, LogitBias, LogitsProcessor, MinTokens, Temperature
+from canter.runner.sampling.processors import AllowedIds, LogitBias, LogitsProcessor, MinTokens, Temperature
 from canter.runner.sampling.random import Stream, derive_seed, position_keys, token_salts
 from canter.runner.sampling.rows import IntArray, first_argmax, take_rows, upload
 from canter.runner.sampling.states import Feature, RowStates, SampleBatch
@@ -76,14 +76,12 @@ class Sampler:
         used = int(np.bitwise_or.reduce(features, initial=0))
         wanted = wanted_logprobs(self.states.num_logprobs[batch.rows_np]) if used & Feature.LOGPROBS else None
         raw = self._raw_rows(logits, wanted, used)
-        is_broken = _is_broken(logits.amax(-1)) if used & Feature.ALLOWED_IDS else None
+        peaks = logits.amax(-1) if used & Feature.ALLOWED_IDS else None  # of ids that will be dropped, too
         self._edit(logits, batch, features, used)
-        best, tokens = self._choose(logits, batch, features) if used & Feature.RANDOM else first_argmax(logits)
-        is_broken = _is_broken(best) if is_broken is None else is_broken | _is_broken(best)
-        is_empty = (best == NEG_INF) & ~is_broken
-        status = is_broken.to(torch.int8).mul_(int(SampleStatus.BAD_LOGITS)).add_(is_empty, alpha=int(SampleStatus.NO_TOKEN))
-        tokens = tokens * (status == 0)
-        return SamplerOutput(tokens, status, self._logprobs(raw, wanted, batch, tokens))
+        scores, tokens = self._choose(logits, batch, features) if used & Feature.RANDOM else first_argmax(logits)
+        if peaks is not None:
+            scores = torch.where(peaks < float("inf"), scores, float("nan"))
+        return SamplerOutput(tokens, scores, self._logprobs(raw, wanted, batch, tokens))
 
     def process(self, logits: Tensor, batch: SampleBatch) -> Tensor:
         """Apply every stage but the draw, in place: what a request may not draw is -inf. Returns `logits`.
@@ -114,12 +112,14 @@ class Sampler:
         return self._made_seeds[request_id]
 
     def _edit(self, logits: Tensor, batch: SampleBatch, features: IntArray, used: int) -> None:
+        if not used & EDITS:
+            return
         for processor in self.processors:
             if used & processor.feature:
                 processor.apply(logits, batch, np.flatnonzero(features & processor.feature))
 
     def _choose(self, logits: Tensor, batch: SampleBatch, features: IntArray) -> tuple[Tensor, Tensor]:
-        """The winning score (or largest logit) and token of each row: [L], [L] int64."""
+        """The winning score (the logit itself in greedy rows) and token of each row: [L], [L] int64."""
         keys = self.keys(batch)
         found: list[tuple[IntArray, tuple[Tensor, Tensor]]] = []
         greedy = np.flatnonzero((features & Feature.RANDOM) == 0)
@@ -160,8 +160,3 @@ def _in_order(found: list[tuple[IntArray, tuple[Tensor, Tensor]]]) -> tuple[Tens
     best, tokens = (torch.cat(parts) for parts in zip(*(results for _, results in found), strict=True))
     at = upload(place, best.device)
     return best[at], tokens[at]
-
-
-def _is_broken(values: Tensor) -> Tensor:
-    """Whether a row's largest value is NaN or plus infinity, so that no distribution is left."""
-    return ~(values < float("inf"))

@@ -22,7 +22,7 @@ NEG_INF = float("-inf")
 class LogitsProcessor(Protocol):
     """A stage of the pipeline, run when some row of the batch has `feature`."""
 
-    feature: Feature
+    feature: int
 
     def apply(self, logits: Tensor, batch: SampleBatch, index: IntArray) -> None:
         """Change logits [L, V] float32 in place; `index` (host, ascending) are the logits whose rows use the feature."""
@@ -54,7 +54,7 @@ class AllowedIds:
     """Every id that is not allowed becomes -inf; allowed ones keep their logits."""
 
     states: RowStates
-    feature: Feature = Feature.ALLOWED_IDS
+    feature: int = Feature.ALLOWED_IDS
     _cache: Cached[Entries] = field(default_factory=Cached)
 
     def apply(self, logits: Tensor, batch: SampleBatch, index: IntArray) -> None:
@@ -74,7 +74,7 @@ class LogitBias:
     """Adds the request's bias to the logits of its ids."""
 
     states: RowStates
-    feature: Feature = Feature.LOGIT_BIAS
+    feature: int = Feature.LOGIT_BIAS
     _cache: Cached[Entries] = field(default_factory=Cached)
 
     def apply(self, logits: Tensor, batch: SampleBatch, index: IntArray) -> None:
@@ -87,7 +87,7 @@ class MinTokens:
     """No token that would end the output may stand among its first `min_tokens`."""
 
     states: RowStates
-    feature: Feature = Feature.MIN_TOKENS
+    feature: int = Feature.MIN_TOKENS
     _cache: Cached[Entries] = field(default_factory=Cached)
 
     def apply(self, logits: Tensor, batch: SampleBatch, index: IntArray) -> None:
@@ -102,7 +102,7 @@ class Temperature:
     """Divides the logits of rows that draw."""
 
     states: RowStates
-    feature: Feature = Feature.TEMPERATURE
+    feature: int = Feature.TEMPERATURE
 
     def apply(self, logits: Tensor, batch: SampleBatch, index: IntArray) -> None:
         divisors = self.states.column("temperature")[upload(batch.rows_np[index], logits.device)].unsqueeze(1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import IntFlag
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -26,8 +25,11 @@ NO_LOGPROBS = -2
 """In `num_logprobs`: the request wants none. -1 asks for the whole vocabulary."""
 
 
-class Feature(IntFlag):
-    """What a row uses. A stage of the pipeline is skipped when no row of the batch has its bit."""
+class Feature:
+    """Bits of what a row uses. A stage of the pipeline is skipped when no row of the batch has its bit.
+
+    Plain integers: tests of `enum` flags would cost a greedy step as much as its tensor work.
+    """
 
     ALLOWED_IDS = 1
     LOGIT_BIAS = 2
@@ -172,7 +174,7 @@ class RowStates:
                 line[-(len(word) - 1) :] = word[:-1]
         return BadWords(prefixes, lengths, np.array([word[-1] for word in known], np.int64))
 
-    def _features(self, row: int, params: SamplingParams) -> Feature:
+    def _features(self, row: int, params: SamplingParams) -> int:
         penalised = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0 or params.repetition_penalty != 1.0
         bias, stops = self.bias[row], self.stops[row]
         used = {
@@ -186,7 +188,7 @@ class RowStates:
             Feature.TRUNCATION: not params.is_greedy and self._truncates(row),
             Feature.LOGPROBS: params.logprobs is not None,
         }
-        return Feature(sum(feature for feature, is_used in used.items() if is_used))
+        return sum(feature for feature, is_used in used.items() if is_used)
 
     def _truncates(self, row: int) -> bool:
         host = {name: self.columns[name].host[row] for name in ("top_k", "top_p", "log_min_p")}

@@ -6,6 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from canter.core.errors import ModelNotFoundError
 from canter.server.schemas.openai import ModelCard, ModelList
 from canter.server.state import ServerState, server_state
 
@@ -19,7 +20,10 @@ async def list_models(request: Request) -> Response:
 async def get_model(request: Request) -> Response:
     """The card of one name; hub names hold a slash, so the whole rest of the path is the name."""
     state = server_state(request)
-    return _json(_card(state, state.model_name(request.path_params["model"])))
+    name = request.path_params["model"]
+    if not name:
+        raise ModelNotFoundError("The path ends where the name of a model should stand.")
+    return _json(_card(state, state.model_name(name)))
 
 
 def _card(state: ServerState, name: str) -> ModelCard:

@@ -1,0 +1,296 @@
+"""The whole server as a process: `run_server` over a fake engine process, real sockets, and the openai client."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from canter.core.config import EngineArgs
+from canter.core.errors import ConfigError
+from canter.server.args import ServerArgs
+from tests.fakes import FAKE_ENGINE, model_folder
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SCRIPT = """
+import json, sys
+from canter.core.config import EngineArgs
+from canter.server.args import ServerArgs
+from canter.server.serve import run_server
+given = json.loads(sys.argv[1])
+sys.exit(run_server(EngineArgs(**given["engine"]), ServerArgs(**given["server"]), engine_command=given["command"]))
+"""
+
+
+class Process:
+    """A server process on a free port."""
+
+    def __init__(self, *flags: str, model: str | None = None, **server) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        arguments = {
+            "engine": {"model": model or str(model_folder())},
+            "server": {"host": "127.0.0.1", "port": self.port, "served_model_name": ["m"], **server},
+            "command": [*FAKE_ENGINE, *flags],
+        }
+        self.process = subprocess.Popen([sys.executable, "-c", SCRIPT, json.dumps(arguments)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        self.log: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        self.log.extend(iter(self.process.stderr.readline, ""))
+
+    def wait_for_status(self, status: int, timeout: float = 20.0) -> httpx.Response:
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline and self.process.poll() is None:
+            with contextlib.suppress(httpx.TransportError):
+                response = httpx.get(self.url + "/health")
+                if response.status_code == status:
+                    return response
+            time.sleep(0.02)
+        raise AssertionError(f"/health never answered {status}: {''.join(self.log)}")
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout: float = 20.0) -> int:
+        code = self.process.wait(timeout)
+        self._reader.join(5)
+        return code
+
+
+@contextlib.contextmanager
+def server(*flags: str, ready: bool = True, **options) -> Iterator[Process]:
+    process = Process(*flags, **options)
+    try:
+        if ready:
+            process.wait_for_status(200)
+        yield process
+    finally:
+        if process.process.poll() is None:
+            process.process.kill()
+            process.process.wait()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Process]:
+    with server(api_key=["secret"]) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def client(shared: Process) -> openai.OpenAI:
+    return openai.OpenAI(base_url=shared.url + "/v1", api_key="secret", max_retries=0)
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+EXTRAS = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 1, "ignore_eos": True, "skip_special_tokens": False,
+          "include_stop_str_in_output": True, "return_token_ids": True, "cache_salt": "a", "add_generation_prompt": True,
+          "chat_template_kwargs": {"mood": "x"}, "stop_token_ids": [1]}  # fmt: skip
+
+
+def test_openai_chat(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="m", messages=MESSAGES, max_completion_tokens=6, temperature=0.5, top_p=0.9, n=2, seed=1, stop=["zz"], logprobs=True,
+        top_logprobs=2, presence_penalty=0.1, frequency_penalty=0.1, logit_bias={"5": 1}, user="u", extra_body=EXTRAS,
+    )  # fmt: skip
+    assert [choice.message.content for choice in answer.choices] == ["[user]", "[user]"]
+    assert answer.usage.completion_tokens == 12
+    assert [entry.token for entry in answer.choices[0].logprobs.content] == list("[user]")
+    assert answer.choices[0].token_ids == list(b"[user]")
+
+
+def test_openai_chat_stream(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(model="m", messages=MESSAGES, max_tokens=9, stream=True, stream_options={"include_usage": True})
+    chunks = list(stream)
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "[user]hi\n"
+    assert chunks[-1].usage.completion_tokens == 9
+
+
+def test_openai_completions(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="m", prompt=["ab", "c"], max_tokens=3, logprobs=1, echo=True)
+    assert [choice.text for choice in answer.choices] == ["ababa", "cccc"]
+    chunks = list(client.completions.create(model="m", prompt="ab", max_tokens=3, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "aba"
+
+
+def test_openai_models_and_errors(client: openai.OpenAI, shared: Process) -> None:
+    assert [model.id for model in client.models.list()] == ["m"]
+    assert client.models.retrieve("m").id == "m"
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="other", messages=MESSAGES)
+    with pytest.raises(openai.BadRequestError, match="temperature") as caught:
+        client.chat.completions.create(model="m", messages=MESSAGES, temperature=9)
+    assert caught.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(model="m", messages=MESSAGES, temperature=9, stream=True)
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=shared.url + "/v1", api_key="wrong").models.list()
+
+
+def live_requests(url: str) -> int:
+    text = httpx.get(url + "/metrics").text
+    [line] = [line for line in text.splitlines() if line.startswith("vllm:num_requests_running{")]
+    return int(float(line.rsplit(" ", 1)[1]))
+
+
+def test_leaving_a_real_connection_aborts(client: openai.OpenAI, shared: Process) -> None:
+    stream = client.completions.create(model="m", prompt="ab", max_tokens=500, stream=True)
+    next(iter(stream))
+    stream.close()
+    deadline = time.monotonic() + 10
+    while live_requests(shared.url) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert live_requests(shared.url) == 0
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\x00\xff\xfe garbage\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET /health HTTP/1.1\r\nbroken\r\n\r\n",
+     b"GET /health HTTP/1.1\r\nx: " + b"y" * 1_000_000, b"GET /" + b"y" * 1_000_000],
+)  # fmt: skip
+def test_garbage_closes_the_connection_and_hurts_nobody(shared: Process, data: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", shared.port), timeout=10) as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(data)
+        answer = connection.recv(1000)
+        assert answer == b"" or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
+    assert httpx.get(shared.url + "/health").status_code == 200
+
+
+def test_it_listens_while_it_loads_and_stops_when_told() -> None:
+    with server("--hold", ready=False) as process:
+        body = process.wait_for_status(503).json()
+        assert body["status"] == "loading"
+        response = httpx.post(process.url + "/v1/completions", json={"prompt": "a"})
+        assert response.status_code == 503 and int(response.headers["retry-after"]) > 0
+        assert httpx.get(process.url + "/metrics").status_code == 200
+        process.signal(signal.SIGINT)
+        assert process.wait() == 0
+
+
+def test_sigterm_lets_streams_end_and_leaves_nothing_behind() -> None:
+    with server("--delay", "0.02", shutdown_timeout=20) as process:
+        engine = engine_pid(process)
+        client = openai.OpenAI(base_url=process.url + "/v1", api_key="x", max_retries=0)
+        stream = iter(client.completions.create(model="m", prompt="ab", max_tokens=30, stream=True))
+        chunks = [next(stream)]
+        process.signal(signal.SIGTERM)
+        chunks.extend(stream)
+        assert "".join(chunk.choices[0].text for chunk in chunks) == "ab" * 15
+        assert process.wait() == 0
+        with pytest.raises(ProcessLookupError):
+            os.kill(engine, 0)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(process.url + "/health")
+
+
+def test_without_time_to_drain_streams_end_with_an_error() -> None:
+    with server("--delay", "0.02") as process:
+        with httpx.stream("POST", process.url + "/v1/completions", json={"prompt": "ab", "max_tokens": 500, "stream": True}) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert "shutting down" in json.loads(rest[-2][6:])["error"]["message"]
+        assert process.wait() == 0
+
+
+def test_a_second_signal_ends_it_at_once() -> None:
+    with server("--delay", "0.05", shutdown_timeout=60) as process:
+        engine = engine_pid(process)
+        with httpx.stream("POST", process.url + "/v1/completions", json={"prompt": "ab", "max_tokens": 500, "stream": True}) as response:
+            next(response.iter_lines())
+            process.signal(signal.SIGTERM)
+            while not any("stopping: " in line for line in process.log):
+                time.sleep(0.01)
+            process.signal(signal.SIGTERM)
+            assert process.wait() == 128 + signal.SIGTERM
+        wait_gone(engine)
+
+
+def test_a_start_that_fails_prints_one_sentence() -> None:
+    with server("--fail", "There is no such model.", ready=False) as process:
+        assert process.wait() == 1
+        assert process.log[-1] == "canter: error: There is no such model.\n"
+        assert not any("Traceback" in line for line in process.log)
+
+
+def test_a_model_that_is_not_there_is_named() -> None:
+    with server("--hold", ready=False, model="/nowhere/model") as process:
+        assert process.wait() == 1
+        assert "/nowhere/model" in process.log[-1]
+
+
+def test_a_port_in_use_is_said_in_plain_words() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, server(ready=False, port=taken.getsockname()[1]) as process:
+        assert process.wait() == 1
+        assert "Can't listen on 127.0.0.1:" in process.log[-1]
+
+
+def test_the_death_of_the_engine_ends_requests_and_the_server() -> None:
+    with server("--die-after", "5", "--delay", "0.02") as process:
+        with httpx.stream("POST", process.url + "/v1/completions", json={"prompt": "ab", "max_tokens": 500, "stream": True}) as response:
+            lines = [line for line in response.iter_lines() if line]
+        assert "exit code 4" in json.loads(lines[-2][6:])["error"]["message"]
+        assert process.wait() == 1
+        assert "engine has died" in process.log[-1]
+
+
+def test_a_unix_socket_serves_and_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+    with server(ready=False, uds=str(path)) as process:
+        client = httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x")
+        while not any("ready: m" in line for line in process.log):
+            time.sleep(0.02)
+        assert client.get("/health").status_code == 200
+        process.signal(signal.SIGTERM)
+        assert process.wait() == 0
+    assert not path.exists()
+
+
+def engine_pid(process: Process) -> int:
+    children = Path(f"/proc/{process.process.pid}/task/{process.process.pid}/children").read_text().split()
+    return int(children[0])
+
+
+def wait_gone(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"process {pid} is still there")
+
+
+def test_server_args_are_checked() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'port'"):
+        ServerArgs.parse(prot=1)
+    for name, value in [("port", 70_000), ("port", "80"), ("max_body_bytes", 0), ("shutdown_timeout", -1), ("uvicorn_log_level", "loud"),
+                        ("api_key", [""])]:  # fmt: skip
+        with pytest.raises(ConfigError, match=name):
+            ServerArgs.parse(**{name: value})
+    ServerArgs.parse(port=0, shutdown_timeout=5)
+    EngineArgs.parse()
