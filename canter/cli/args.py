@@ -15,6 +15,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from canter.cli.status import USAGE_ERROR
 from canter.core.config import EngineArgs, parse_bytes
 from canter.core.errors import ConfigError
 from canter.core.vllm_names import explain_unknown
@@ -24,8 +25,6 @@ BYTE_FIELDS = frozenset({"kv_cache_memory_bytes", "max_body_bytes"})
 
 COUNT_FIELDS = frozenset({"max_model_len", "max_num_batched_tokens"})
 """Fields that take 32k (thousands) and 32K (times 1024)."""
-
-USAGE_ERROR = 2
 
 
 class Parser(argparse.ArgumentParser):

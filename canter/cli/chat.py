@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from canter.cli.api import ApiClient, ServerError
 from canter.cli.args import Parser
+from canter.cli.status import INTERRUPTED
 from canter.cli.terminal import Answer, add_terminal_flags, connect, sampling_body, show_answer
 
 try:
@@ -49,7 +50,7 @@ def run(namespace: Namespace) -> int:
     with connect(namespace) as connection:
         chat = Chat(connection.client, connection.model, sampling_body(namespace), namespace.system_prompt, namespace.stats)
         if namespace.quick is not None:
-            return 130 if chat.ask(namespace.quick).interrupted else 0
+            return INTERRUPTED if chat.ask(namespace.quick).interrupted else 0
         with line_history():
             chat.loop()
     return 0

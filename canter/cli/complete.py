@@ -9,6 +9,7 @@ from typing import Any
 
 from canter.cli.api import ApiClient, ServerError
 from canter.cli.args import Parser
+from canter.cli.status import INTERRUPTED
 from canter.cli.terminal import Answer, add_terminal_flags, connect, sampling_body, show_answer
 
 EXAMPLES = """\
@@ -29,16 +30,21 @@ def run(namespace: Namespace) -> int:
     with connect(namespace) as connection:
         body = {"model": connection.model, **sampling_body(namespace)}
         if namespace.quick is not None:
-            return 130 if complete(connection.client, body, namespace.quick, namespace).interrupted else 0
+            return INTERRUPTED if complete(connection.client, body, namespace.quick, namespace).interrupted else 0
         return complete_lines(connection.client, body, namespace)
 
 
 def complete_lines(client: ApiClient, body: dict[str, Any], namespace: Namespace) -> int:
-    """Continue each line that is typed or piped in. A line that fails is reported; the exit status is then 1."""
+    """Continue each line that is typed or piped in. A line that fails is reported; the exit status is then 1.
+
+    Ctrl-C ends the answer; when lines are piped in, it ends the program.
+    """
     status = 0
     for line in typed_lines():
         try:
-            complete(client, body, line, namespace)
+            answer = complete(client, body, line, namespace)
+            if answer.interrupted and not sys.stdin.isatty():
+                return INTERRUPTED
         except ServerError as error:
             print(f"! {error}", file=sys.stderr)
             status = 1

@@ -11,6 +11,7 @@ import openai
 from canter.cli.api import Piece
 from canter.cli.args import Parser, add_engine_flags, engine_args, flag_words
 from canter.cli.private_server import Server, private_server
+from canter.cli.status import INTERRUPTED
 from canter.cli.terminal import Answer, WaitingLine
 from canter.core.errors import CanterError
 
@@ -72,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return run(build_parser().parse(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except (CanterError, openai.OpenAIError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import signal
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import Protocol, cast
 
+from canter.cli.status import INTERRUPTED, USAGE_ERROR
 from canter.core.errors import CanterError
 from canter.version import __version__
 
@@ -35,8 +35,6 @@ EXAMPLES = """\
   canter complete -q "The capital of France is"
   canter bench serve --url http://localhost:8000/v1 --num-prompts 64
 """
-
-INTERRUPTED = 128 + signal.SIGINT
 
 
 class CommandParser(Protocol):
@@ -123,11 +121,11 @@ def unknown_command(words: Sequence[str]) -> int:
         wanted = " ".join(words[:2])
         near = difflib.get_close_matches(wanted, benches, 1, 0.75) if len(words) > 1 and not words[1].startswith("-") else []
         print("\n".join(f"  canter {name:<17} {COMMANDS[name][1]}" for name in near or benches), file=sys.stderr)
-        return 0 if words[1:2] in (["-h"], ["--help"]) else 2
+        return 0 if words[1:2] in (["-h"], ["--help"]) else USAGE_ERROR
     near = difflib.get_close_matches(words[0], [name.split()[0] for name in COMMANDS], 1)
     hint = f"Did you mean '{near[0]}'?" if near else f"Commands: {', '.join(dict.fromkeys(name.split()[0] for name in COMMANDS))}."
     print(f"canter: unknown command {words[0]!r}. {hint}", file=sys.stderr)
-    return 2
+    return USAGE_ERROR
 
 
 if __name__ == "__main__":

@@ -91,6 +91,16 @@ def test_drafts_from_the_host() -> None:
     assert scheduler.schedule(0.0).rows[0].num_tokens == 1
 
 
+def test_drafts_from_the_host_that_come_too_late_are_ignored() -> None:
+    scheduler = make(num_draft_tokens=2)
+    scheduler.add(request("A", 4, max_tokens=20), 0.0)
+    first, _ = scheduler.schedule(0.0), scheduler.schedule(0.0)
+    output = answer(first, A=[1])
+    output.draft_token_ids = [[7, 8]]
+    scheduler.update(first, output, 0.0)
+    assert counters(scheduler)[3] == [DRAFT_ON_DEVICE] * 2
+
+
 def test_tokens_behind_a_stop_are_dropped() -> None:
     scheduler = make(num_draft_tokens=3)
     scheduler.add(request("A", 4, max_tokens=20, stop_token_ids=[9]), 0.0)

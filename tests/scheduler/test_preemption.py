@@ -5,7 +5,7 @@ from __future__ import annotations
 from canter.core.plan import ScheduledRow, SchedulePlan
 from canter.scheduler.scheduler import Scheduler
 from tests.scheduler.device import FakeDevice, expected_output, layout_of, request
-from tests.scheduler.test_scheduler import answer, make, run_step, shares
+from tests.scheduler.test_scheduler import answer, entries, make, run_step, shares
 
 
 def crowded(policy: str = "fcfs", **options: object) -> Scheduler:
@@ -54,6 +54,22 @@ def test_priority_preempts_the_least_important_and_takes_its_grant_back() -> Non
     assert scheduler.stats().step_num_tokens == 1
     low = scheduler._waiting.peek()
     assert low is not None and (low.request_id, low.num_tokens, low.num_computed_tokens) == ("low", 13, 0)
+
+
+def test_everyone_behind_a_preempted_request_still_gets_a_turn() -> None:
+    scheduler = make(layout_of(None), 6, max_num_batched_tokens=32, policy="priority", enable_prefix_caching=False, max_model_len=20)
+    scheduler.add(request("low", 7, priority=9, max_tokens=8), 0.0)
+    run_step(scheduler, low=[1])
+    scheduler.add(request("high", 4, priority=0, max_tokens=8), 0.0)
+    scheduler.add(request("mid", 1, priority=1, max_tokens=8), 0.0)
+    run_step(scheduler, low=[2], high=[1], mid=[1])
+    assert [r.request_id for r in scheduler._running] == ["low", "high", "mid"]
+    scheduler.add(request("late", 4, priority=2, max_tokens=1), 0.0)
+    plan, _ = run_step(scheduler, high=[2], mid=[2])
+    assert plan.rows == [ScheduledRow("high", 1, 4, ([5],)), ScheduledRow("mid", 1, 1)]
+    assert plan.preempted_ids == ["low"] and plan.new_rows == []
+    # late could have had memory in that very step; it is let in with the next.
+    assert [n.request_id for n in run_step(scheduler, high=[3], mid=[3], late=[1])[0].new_rows] == ["late"]
 
 
 def test_the_first_to_give_way_waits_with_its_blocks_instead() -> None:
@@ -129,3 +145,13 @@ def test_outputs_do_not_depend_on_preemption() -> None:
                 outputs[delta.request_id] += delta.new_token_ids
         assert scheduler.stats().num_preemptions > 0
         assert outputs == {name: expected_output(m, 64, 50)[0] for name, m in messages.items()}
+
+
+def test_prompt_logprobs_computed_again_after_a_preemption_are_not_told_twice() -> None:
+    scheduler = make(layout_of(None), 6, max_num_batched_tokens=4, policy="priority", max_model_len=20)
+    scheduler.add(request("low", 7, priority=9, prompt_logprobs=0, max_tokens=2), 0.0)
+    low = scheduler._requests["low"]
+    low.take_prompt_logprobs(1, entries(1, 2, 3, 4))
+    low.take_prompt_logprobs(1, entries(1, 2, 3))
+    low.take_prompt_logprobs(4, entries(4, 5, 6))
+    assert low.prompt_logprobs == entries(1, 2, 3, 4, 5, 6) and not low.wants_prompt_logprobs

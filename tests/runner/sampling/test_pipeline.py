@@ -313,3 +313,15 @@ def test_without_looking_at_the_device_the_tokens_are_the_same(monkeypatch: pyte
         ones = torch.ones(1, dtype=torch.int64)
         post_update(ones, ones[:, None], ones, batch.all_token_ids, batch.total_len, None, sampler.output_counts)
     assert output.to_host().token_ids == expected.token_ids
+
+
+def test_works_inside_inference_mode_as_devices_run_it() -> None:
+    logits = random_logits(sum(req.num_logits for req in MIXTURE), 300)
+    sampler, batch = naive.build(MIXTURE, 300)
+    expected = sampler.sample(logits.clone(), batch).to_host()
+    with torch.inference_mode():
+        sampler, batch = naive.build(MIXTURE, 300)
+        assert sampler.sample(logits.clone(), batch).to_host() == expected
+        ones = torch.ones(1, dtype=torch.int64)
+        post_update(ones, ones[:, None], ones, batch.all_token_ids, batch.total_len, None, sampler.output_counts)
+        sampler.add_row(0, "again", MIXTURE[7].params, [1, 2], 1)
