@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import signal
 import socket
 import subprocess
@@ -50,13 +51,16 @@ class Server:
 
 
 @contextlib.contextmanager
-def private_server(words: Sequence[str], on_wait: Callable[[float], None] = lambda seconds: None) -> Iterator[Server]:
+def private_server(
+    words: Sequence[str], on_wait: Callable[[float], None] = lambda seconds: None, log_level: str | None = None
+) -> Iterator[Server]:
     """Run `canter serve` with the flags `words` and yield once it answers; `on_wait` hears the seconds waited so far.
 
+    `log_level` None leaves the environment's. The log can be read from the server while it runs.
     Raises `EngineDeadError` with the end of the server's log when it does not come up.
     """
     with tempfile.NamedTemporaryFile(prefix="canter-server-", suffix=".log") as log:
-        server = start(words, log)
+        server = start(words, log, log_level)
         try:
             wait_until_ready(server, on_wait)
             yield server
@@ -64,13 +68,20 @@ def private_server(words: Sequence[str], on_wait: Callable[[float], None] = lamb
             stop(server)
 
 
-def start(words: Sequence[str], log: IO[bytes]) -> Server:
+def start(words: Sequence[str], log: IO[bytes], log_level: str | None = None) -> Server:
     """Start the process. A session of its own keeps the terminal's Ctrl-C from it."""
     port = free_port()
     command = [sys.executable, "-m", "canter.cli.main", "serve", *words, *OWN_FLAGS, "--host", HOST, "--port", str(port)]
+    environment = os.environ | ({} if log_level is None else {"CANTER_LOG_LEVEL": log_level})
     started = time.perf_counter()
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_die_with_parent
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=_die_with_parent,
     )
     return Server(f"http://{HOST}:{port}/v1", process, log, started)
 

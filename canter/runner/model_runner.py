@@ -22,7 +22,6 @@ from canter.runner.input_batch import InputBatch, build_input_batch
 from canter.runner.request_table import RequestTable
 from canter.runner.sampling.output import SamplerOutput, SampleStatus
 from canter.runner.sampling.pipeline import Sampler
-from canter.runner.sampling.post_update import by_table_row, count_outputs
 from canter.runner.sampling.prompt_logprobs import PromptLogprobPlanner, compute_prompt_logprobs, prompt_entries, prompt_targets
 from canter.runner.sampling.states import SampleBatch
 from canter.runner.state_pool import StatePool
@@ -157,9 +156,8 @@ class ModelRunner:
         tensors = [*output.tensors, accepted.token_ids, accepted.num_sampled, *prompt_tensors]
         copy = self._device.copy_to_host(tensors)
         advance(self._table, batch, accepted, self._device)
-        if self._sampler.output_counts is not None and len(accepted.sampling_np):
-            counts = self._sampler.output_counts
-            count_outputs(counts, by_table_row(counts.shape[0], accepted.rows, accepted.token_ids, accepted.num_sampled))
+        if len(accepted.sampling_np):
+            self._sampler.record(accepted.rows, accepted.token_ids, accepted.num_sampled)
         return _Sampled(batch, output, accepted, copy, prompt_parts)
 
     def _sample_batch(self, batch: InputBatch) -> SampleBatch:

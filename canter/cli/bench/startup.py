@@ -87,7 +87,7 @@ def add_start(report: Report, name: str, start: Start) -> None:
 
 def start_once(words: list[str]) -> Start:
     """Start a server, stream one token, stop it."""
-    with private_server(words) as server:
+    with private_server(words, log_level="debug") as server:
         ready = time.perf_counter() - server.started
         with ApiClient(server.url) as client:
             body = {"model": client.first_model(), "prompt": "Hello", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
@@ -101,7 +101,7 @@ def start_once(words: list[str]) -> Start:
 
 
 def phases(log: str) -> dict[str, float]:
-    """Seconds of each phase of loading, from the lines that a server logs."""
+    """Seconds of each phase of loading, from the lines that a server logs at level debug."""
     return {name: float(seconds) for name, seconds in PHASE_LINE.findall(log)}
 
 

@@ -40,6 +40,14 @@ class Penalties:
         counts[np.unique(tokens[known & is_prompt])] += IN_PROMPT
         self.token_counts[row] = upload(counts, states.device)
 
+    def record(self, rows: Tensor, token_ids: Tensor, num_sampled: Tensor) -> None:
+        """Count new output: the first num_sampled [S] of token_ids [S, W], for the distinct table rows `rows` [S]."""
+        if self.token_counts is None:
+            return
+        is_new = torch.arange(token_ids.shape[1], device=rows.device) < num_sampled.unsqueeze(1)
+        at = (rows.unsqueeze(1).expand_as(token_ids), token_ids)
+        self.token_counts.index_put_(at, is_new.to(torch.int32), accumulate=True)
+
     def apply(self, logits: Tensor, batch: SampleBatch, index: IntArray) -> None:
         if self.token_counts is None:
             raise RuntimeError("a row with penalties was not set up by set_row")

@@ -70,6 +70,10 @@ class Sampler:
         """A request has finished: drop the seed that was made for it. Unknown ids are ignored."""
         self._made_seeds.pop(request_id, None)
 
+    def record(self, rows: Tensor, token_ids: Tensor, num_sampled: Tensor) -> None:
+        """Take note of a step's new tokens: the first num_sampled [S] of token_ids [S, W], for distinct rows [S]."""
+        self._penalties.record(rows, token_ids, num_sampled)
+
     def sample(self, logits: Tensor, batch: SampleBatch) -> SamplerOutput:
         """Draw a token from each row of logits [L, V] float32, contiguous. The logits are changed in place."""
         features = self.states.features[batch.rows_np]

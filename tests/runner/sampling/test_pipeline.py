@@ -15,7 +15,6 @@ from canter.core.sampling_params import SamplingParams
 from canter.runner.sampling import rows, truncation
 from canter.runner.sampling.output import SamplerOutput, SampleStatus
 from canter.runner.sampling.pipeline import Sampler
-from canter.runner.sampling.post_update import post_update
 from canter.runner.sampling.random import Stream, uniform
 from canter.runner.sampling.rows import first_argmax, sort_candidates
 from tests.runner.sampling import naive
@@ -145,8 +144,9 @@ def test_resume_after_preemption_continues_the_same_stream() -> None:
             all_ids[row, : len(tokens)], lengths[row] = torch.tensor(tokens, dtype=torch.int32), len(tokens)
             batch = naive.SampleBatch(np.array([row]), torch.tensor([row]), torch.tensor([len(tokens) - 1]), all_ids, lengths)
             out = sampler.sample(random_logits(1, 30, seed=step), batch)
-            counts = sampler.output_counts
-            post_update(batch.rows, out.token_ids[:, None], torch.ones(1, dtype=torch.int64), all_ids, lengths, None, counts)
+            sampler.record(batch.rows, out.token_ids[:, None], torch.ones(1, dtype=torch.int64))
+            all_ids[row, int(lengths[row])] = out.token_ids[0]
+            lengths[row] += 1
             tokens = all_ids[row, : int(lengths[row])].tolist()
         return tokens
 
@@ -311,7 +311,7 @@ def test_without_looking_at_the_device_the_tokens_are_the_same(monkeypatch: pyte
         output = sampler.sample(logits.clone(), batch)
         sampler.process(logits.clone(), batch)
         ones = torch.ones(1, dtype=torch.int64)
-        post_update(ones, ones[:, None], ones, batch.all_token_ids, batch.total_len, None, sampler.output_counts)
+        sampler.record(ones, ones[:, None], ones)
     assert output.to_host().token_ids == expected.token_ids
 
 
@@ -323,5 +323,5 @@ def test_works_inside_inference_mode_as_devices_run_it() -> None:
         sampler, batch = naive.build(MIXTURE, 300)
         assert sampler.sample(logits.clone(), batch).to_host() == expected
         ones = torch.ones(1, dtype=torch.int64)
-        post_update(ones, ones[:, None], ones, batch.all_token_ids, batch.total_len, None, sampler.output_counts)
+        sampler.record(ones, ones[:, None], ones)
         sampler.add_row(0, "again", MIXTURE[7].params, [1, 2], 1)

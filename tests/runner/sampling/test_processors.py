@@ -117,9 +117,10 @@ def test_penalties_after_preemption_equal_an_uninterrupted_run() -> None:
 def test_count_tables_exist_only_once_a_request_needs_them() -> None:
     sampler = Sampler(4, VOCAB, torch.device("cpu"), 0)
     sampler.add_row(0, "a", greedy(), [1], 1)
-    assert sampler.output_counts is None
+    assert sampler._penalties.token_counts is None
     sampler.add_row(1, "b", PENALTIES, [1, 5, 5], 1)
-    assert sampler.output_counts is not None and sampler.output_counts[1, 5] == 2 and sampler.output_counts[1, 1] > 2
+    counts = sampler._penalties.token_counts
+    assert counts is not None and counts[1, 5] == 2 and counts[1, 1] > 2
 
 
 def test_bad_words() -> None:
@@ -213,3 +214,16 @@ def requests(draw: st.DrawFn) -> Req:
 @given(st.lists(requests(), min_size=1, max_size=4))
 def test_any_mixture_equals_the_naive_rules(reqs: list[Req]) -> None:
     check(reqs)
+
+
+def test_new_output_is_counted_by_row_and_only_as_far_as_it_was_accepted() -> None:
+    sampler = Sampler(4, 9, torch.device("cpu"), 0)
+    sampler.record(torch.tensor([0]), torch.tensor([[1]]), torch.tensor([1]))  # nobody counts yet
+    sampler.add_row(3, "a", SamplingParams(presence_penalty=1.0), [5], 1)
+    sampler.add_row(1, "b", SamplingParams(presence_penalty=1.0), [6], 1)
+    sampler.record(torch.tensor([3, 1]), torch.tensor([[4, 5, 6], [2, 2, 3]]), torch.tensor([2, 3]))
+    counts = sampler._penalties.token_counts
+    assert counts is not None
+    assert (counts & 0xFFFF)[3].tolist() == [0, 0, 0, 0, 1, 1, 0, 0, 0]
+    assert (counts & 0xFFFF)[1].tolist() == [0, 0, 2, 1, 0, 0, 0, 0, 0]
+    assert not counts[0].any() and not counts[2].any()
