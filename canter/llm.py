@@ -111,7 +111,7 @@ class LLM:
         engine_args.setdefault("disable_log_stats", True)
         self.args = EngineArgs.parse(model=model, **engine_args)
         files = resolve(self.args.model, self.args.revision)
-        tokenizer_files = resolve(self.args.tokenizer, self.args.revision) if self.args.tokenizer else files
+        tokenizer_files = resolve(self.args.tokenizer, self.args.revision, weights=False) if self.args.tokenizer else files
         self._generation = read_model_config(files, self.args.hf_overrides).generation
         self._tokenizer = load_tokenizer(tokenizer_files)
         self._chat_template = chat_template

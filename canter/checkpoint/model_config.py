@@ -20,6 +20,8 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_l
 _TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _MAX_STRETCH = 1024
 _DTYPES = ("float32", "bfloat16", "float16")
+_DEFAULT_CONTEXT = {"gemma3_text": 131072}
+"""Context lengths that published configurations leave to their class, by `model_type`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,9 @@ def _context_length(files: CheckpointFiles, hf: Mapping[str, Any]) -> int:
         if type(value) is not int or value < 1:
             raise CheckpointError(f"{files.name}: key {key!r}: expected an integer of at least 1, found {value!r}.")
         return value
+    default = _DEFAULT_CONTEXT.get(str(_text(hf).get("model_type")))
+    if default is not None:
+        return default
     raise CheckpointError(f"{files.name}: key 'max_position_embeddings': expected the model's context length, found none.")
 
 

@@ -35,7 +35,7 @@ class ModelText:
 def load_model_text(args: EngineArgs, chat_template: str | None = None) -> ModelText:
     """Read tokenizer, chat template and generation config. Raises `CheckpointError` or `ConfigError`."""
     files = resolve(args.model, args.revision)
-    tokenizer = load_tokenizer(resolve(args.tokenizer, args.revision) if args.tokenizer else files)
+    tokenizer = load_tokenizer(resolve(args.tokenizer, args.revision, weights=False) if args.tokenizer else files)
     generation_config = _generation_config(args.generation_config, read_model_config(files, args.hf_overrides).generation)
     defaults = default_sampling(generation_config, args.generation_config, args.override_generation_config)
     if defaults:

@@ -1,7 +1,8 @@
 """A tokenizer from a Hugging Face directory: tokenizer.json, and what the files beside it say of special tokens and chat templates.
 
-Which file wins follows transformers 5: `add_bos_token` and `add_eos_token` of tokenizer_config.json replace the framing that
-tokenizer.json asks for; named special tokens are special whatever tokenizer.json says.
+Which file wins follows transformers: tokenizer.json says how prompts are framed; named special tokens are special whatever it
+says. `add_bos_token` and `add_eos_token` of tokenizer_config.json count only where tokenizer.json has no template of its own and
+the tokenizer is one of Llama's kind, which set their framing from these flags when they were published (DeepSeek's are such).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from canter.core.errors import CheckpointError
 from canter.text.gguf_tokenizer import BuiltTokenizer
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_FLAG_CLASSES = ("Llama", "CodeLlama", "Gemma")
 _TEMPLATE_DIRECTORIES = ("additional_chat_templates", "chat_templates")
 
 
@@ -40,13 +42,17 @@ def build_hf_tokenizer(root: Path) -> BuiltTokenizer:
     _mark_special(backend, names, config)
     ids = {name: backend.token_to_id(_content(token)) for name, token in names.items()}
     bos, eos = ids.get("bos_token"), ids.get("eos_token")
-    framed = "add_bos_token" in config or "add_eos_token" in config
-    prefix = [bos] if bos is not None and config.get("add_bos_token") else []
+    framed = str(config.get("tokenizer_class", "")).startswith(_FLAG_CLASSES) and not _has_template(backend)
+    prefix = [bos] if bos is not None and config.get("add_bos_token", True) else []
     suffix = [eos] if eos is not None and config.get("add_eos_token") else []
     return BuiltTokenizer(
         backend, bos, eos, ids.get("unk_token"), ids.get("pad_token"), frozenset(() if eos is None else (eos,)),
         read_chat_templates(root, config), prefix if framed else None, suffix if framed else [],
     )  # fmt: skip
+
+
+def _has_template(backend: Tokenizer) -> bool:
+    return backend.post_processor is not None and b"TemplateProcessing" in backend.post_processor.__getstate__()
 
 
 def _read(path: Path) -> dict[str, Any]:

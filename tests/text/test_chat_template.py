@@ -55,14 +55,18 @@ def render(source: str, messages: list[dict[str, Any]] | None = None, **kwargs: 
     [
         CHATML,
         TOOLS,
-        "{%- for m in messages -%}\n    {%- if m.role == 'user' %}\n  U: {{ m.content }}\n{% else %}A: {{ m.content|trim }}\n{% endif %}{% endfor %}",
+        "{%- for m in messages -%}\n    {%- if m.role == 'user' %}\n  U: {{ m.content }}\n{% else %}A: {{ m.content|trim }}\n{% endif %}"
+        "{% endfor %}",
         "{% generation %}{{ messages[0].content }}{% endgeneration %}!",
-        "{% for m in messages %}{% if loop.index0 == 1 %}{% continue %}{% endif %}{{ loop.length }}{{ loop.last }}{{ m.role }}{% if loop.index > 2 %}{% break %}{% endif %}{% endfor %}",
+        "{% for m in messages %}{% if loop.index0 == 1 %}{% continue %}{% endif %}{{ loop.length }}{{ loop.last }}{{ m.role }}"
+        "{% if loop.index > 2 %}{% break %}{% endif %}{% endfor %}",
         "{{ messages | tojson(indent=2) }}{{ {'b': 1, 'a': '<é>'} | tojson(sort_keys=true) }}",
         "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + (m.content | length) %}{% endfor %}{{ ns.n }}",
-        "{% macro f(m) %}<{{ m.role }}>{% endmacro %}{% for m in messages recursive %}{{ f(m) }}{% endfor %}{{ '%03d' % 7 }}{{ 'a,b'.split(',') | join('-') }}",
+        "{% macro f(m) %}<{{ m.role }}>{% endmacro %}{% for m in messages recursive %}{{ f(m) }}{% endfor %}"
+        "{{ '%03d' % 7 }}{{ 'a,b'.split(',') | join('-') }}",
         "{% for m in messages if m.role != 'system' %}{{ m.content.strip() ~ eos_token }}{% else %}none{% endfor %}{{ undefined_name }}",
-        "{% for k, v in messages[0].items() %}{{ k }}={{ v }}{% endfor %}{% for x in range(3) %}{{ x }}{% endfor %}{{ documents }}{{ extra }}",
+        "{% for k, v in messages[0].items() %}{{ k }}={{ v }}{% endfor %}{% for x in range(3) %}{{ x }}{% endfor %}"
+        "{{ documents }}{{ extra }}",
     ],
 )
 @pytest.mark.parametrize("add", [True, False])
@@ -126,7 +130,7 @@ def test_messages_that_are_malformed(messages: Any, match: str) -> None:
 
 
 def test_tool_calls() -> None:
-    assert render(TOOLS, [USER, CALL]) == '<s>user:Hi <b>é</b>\nassistant:f{"a": "é"}\n'
+    assert render(TOOLS, [USER, CALL]) == '<s>user:Hi <b>é</b>assistant:f{"a": "é"}'
     as_object = CALL | {"tool_calls": [{"function": {"name": "f", "arguments": {"a": "é"}}}]}
     assert render(TOOLS, [USER, as_object]) == render(TOOLS, [USER, CALL])
     assert render(TEXT_ARGUMENTS, [USER, CALL]) == '```{"a": "é"}```'
@@ -188,7 +192,7 @@ def test_a_template_that_does_not_compile() -> None:
     template = ChatTemplate("{% for m in messages %}\n{% if %}")
     with pytest.raises(InvalidRequestError, match="can't be read: line 2"):
         template.render([USER])
-    with pytest.raises(ConfigError, match="--chat-template: .* line 1"):
+    with pytest.raises(ConfigError, match=r"--chat-template: .* line 1"):
         load_chat_template(small_byte_level(), "{% if")
 
 

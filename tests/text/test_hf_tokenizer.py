@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import transformers
+from tokenizers import Tokenizer as Backend
+from tokenizers import processors
 
 from canter.checkpoint.resolve import CheckpointFiles
 from canter.core.errors import CheckpointError
@@ -41,7 +43,10 @@ def load(root: Path) -> Tokenizer:
         {"add_bos_token": True},
         {"add_bos_token": True, "add_eos_token": True},
         {"add_bos_token": False, "add_eos_token": True},
-        {"pad_token": {"content": "<|pad|>", "lstrip": False, "rstrip": True, "normalized": False}, "unk_token": None},
+        {
+            "pad_token": {"content": "<|pad|>", "lstrip": False, "rstrip": True, "normalized": False, "__type": "AddedToken"},
+            "unk_token": None,
+        },
         {"extra_special_tokens": ["<tool>", "</tool>"]},
         {
             "added_tokens_decoder": {
@@ -68,6 +73,27 @@ def test_equals_transformers(tmp_path: Path, config: dict[str, Any]) -> None:
             assert ids == reference.encode(text, add_special_tokens=special), text
         for skip in (True, False):
             assert ours.decode(ids, skip) == reference.decode(ids, skip_special_tokens=skip), text
+
+
+def test_framing_flags_of_llama_tokenizers(tmp_path: Path) -> None:
+    config = {**BASE, "tokenizer_class": "LlamaTokenizerFast"}
+    bare = byte_level().encode("hello").ids
+    for flags, expected in (({}, [1, *bare]), ({"add_bos_token": False, "add_eos_token": True}, [*bare, 2])):
+        tokenizer = load(write(tmp_path, config | flags))
+        assert tokenizer.encode("hello") == expected
+        assert tokenizer.encode("hello", add_special_tokens=False) == bare
+
+
+def test_a_template_of_tokenizer_json_frames_prompts(tmp_path: Path) -> None:
+    write(tmp_path, {**BASE, "tokenizer_class": "LlamaTokenizerFast", "add_bos_token": False})
+    backend = Backend.from_file(str(tmp_path / "tokenizer.json"))
+    backend.post_processor = processors.TemplateProcessing(
+        "<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)]
+    )
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load(tmp_path)
+    bare = byte_level().encode("hello").ids
+    assert tokenizer.encode("hello") == tokenizer.encode("<|im_start|>hello") == [1, *bare, 2]
 
 
 def test_special_tokens_map_fills_in(tmp_path: Path) -> None:
