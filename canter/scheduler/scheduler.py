@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from canter.core.errors import ConfigError, InvalidRequestError, QueueFullError
@@ -159,13 +159,13 @@ class Scheduler:
     def update(self, plan: SchedulePlan, output: StepOutput, now: float) -> list[RequestDelta]:
         """Take in the output of the oldest step in flight; returns what is new of each request that it brought on.
 
-        Rows of requests that have ended meanwhile are ignored. Raises `ValueError` for an output out of order or
+        Rows of requests that have ended meanwhile are ignored, and requests in `output.errors` end. Raises `ValueError` for an output out of order or
         shape: the runner broke its contract.
         """
         if not plan.rows:
             return []
         flight = self._take_flight(plan, output)
-        deltas = []
+        deltas = self._end_with_errors(output.errors)
         any_ended = False
         for i, (request, first_position, num_pending) in enumerate(flight.rows):
             if request.status is RequestStatus.FINISHED:
@@ -197,15 +197,7 @@ class Scheduler:
                 begun_after.add(request)
             elif request not in begun_after:
                 lost[request] = None
-        deltas = []
-        for request in lost:
-            if request.status is not RequestStatus.FINISHED:
-                request.finish_reason = FINISH_ERROR
-                self._end(request)
-                delta = request.make_delta([], None, is_first=False)
-                delta.error = reason
-                deltas.append(delta)
-        self._drop_ended()
+        deltas = self._end_with_errors({request.request_id: reason for request in lost})
         self.cache.forget_prefixes()
         return deltas
 
@@ -558,6 +550,21 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
         self.cache.free(request.cache)
         del self._requests[request.request_id]
+
+    def _end_with_errors(self, reasons: Mapping[str, str]) -> list[RequestDelta]:
+        """End the live ones of some requests with reason "error"."""
+        deltas = []
+        for request_id, reason in reasons.items():
+            request = self._requests.get(request_id)
+            if request is not None:
+                request.finish_reason = FINISH_ERROR
+                self._end(request)
+                delta = request.make_delta([], None, is_first=False)
+                delta.error = reason
+                deltas.append(delta)
+        if deltas:
+            self._drop_ended()
+        return deltas
 
     def _drop_ended(self) -> None:
         self._running = [request for request in self._running if request.status is not RequestStatus.FINISHED]

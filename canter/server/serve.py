@@ -131,6 +131,7 @@ class _Service:
                 await first
         except BaseException:
             ready.cancel()
+            text.add_done_callback(lambda task: task.cancelled() or task.exception())  # the other's reason is told already
             raise
         self._client.set_tokenizer(text.result().tokenizer)
         self._metrics.engine_ready(ready.result())

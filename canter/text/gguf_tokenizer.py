@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from canter.core.errors import CheckpointError, UnsupportedModelError
@@ -52,25 +51,28 @@ class _Vocabulary:
 
     def __init__(self, metadata: Mapping[str, Any], origin: str) -> None:
         self.metadata, self.origin = metadata, origin
-        tokens = self.array("tokens", required=True)
+        tokens = self.array("tokens", str)
         self.tokens: list[str] = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
         self.ids = {token: index for index, token in enumerate(self.tokens)}
         if len(self.ids) != len(self.tokens):
             index, token = next((i, t) for i, t in enumerate(self.tokens) if self.ids[t] != i)
             raise CheckpointError(f"{origin}: tokenizer.ggml.tokens lists {token!r} twice, as {index} and {self.ids[token]}.")
-        self.types: Sequence[int] = self.array("token_type", len(self.tokens)) or [NORMAL] * len(self.tokens)
+        typed = metadata.get("tokenizer.ggml.token_type") is not None
+        self.types: Sequence[int] = self.array("token_type", int, len(self.tokens)) if typed else [NORMAL] * len(self.tokens)
 
-    def array(self, name: str, length: int | None = None, required: bool = False) -> list[Any]:
-        """A list of the metadata, [] when there is none; `CheckpointError` when it is not a list or not as long as it should be."""
+    def array(self, name: str, kind: type | tuple[type, ...], length: int | None = None) -> list[Any]:
+        """A list of the metadata. Raises `CheckpointError` when it is absent, empty, of another kind (files hold lists of one kind
+        only), or not as long as it should be.
+        """
         key = f"tokenizer.ggml.{name}"
         value = self.metadata.get(key)
-        if value is None and not required:
-            return []
-        if not isinstance(value, (list, tuple, np.ndarray)) or (required and not len(value)):
-            raise CheckpointError(f"{self.origin}: {key} must be a list, found {type(value).__name__ if value is not None else 'nothing'}.")
+        if not isinstance(value, list) or not value or not isinstance(value[0], kind):
+            names = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
+            found = f"a list of {type(value[0]).__name__}" if isinstance(value, list) and value else repr(value)[:40]
+            raise CheckpointError(f"{self.origin}: {key} must be a list of {names}, found {found}.")
         if length is not None and len(value) != length:
             raise CheckpointError(f"{self.origin}: {key} must have {length} elements, one for each token, found {len(value)}.")
-        return list(value)
+        return value
 
     def special_id(self, name: str, default: int | None = None) -> int | None:
         """The id under `tokenizer.ggml.<name>_token_id`; ids outside the vocabulary count as absent, as in llama.cpp."""
@@ -117,7 +119,7 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any], origin: str) -> BuiltToken
 def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
     """Byte-level BPE, and whether prompts begin with BOS when the file does not say."""
     pre = find_pre_tokenizer(vocabulary.metadata.get("tokenizer.ggml.pre") or "default")
-    merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.array("merges", required=True)]
+    merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.array("merges", str)]
     try:
         model = models.BPE(vocabulary.ids, merges, ignore_merges=pre.ignore_merges)
     except Exception as error:  # the library raises bare Exception
@@ -130,15 +132,11 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
 
 def _sentencepiece(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
     """SentencePiece BPE: bytes stand for characters that are not in the vocabulary."""
-    has_bytes = BYTE in vocabulary.types
     unk = vocabulary.special_id("unknown", 0)
-    model = models.BPE(
-        vocabulary.ids,
-        merges_from_scores(vocabulary.tokens, vocabulary.array("scores", len(vocabulary.tokens), required=True), vocabulary.types),
-        unk_token=None if unk is None else vocabulary.tokens[unk],
-        fuse_unk=True,
-        byte_fallback=has_bytes,
-    )
+    scores = vocabulary.array("scores", (float, int), len(vocabulary.tokens))
+    merges = merges_from_scores(vocabulary.tokens, scores, vocabulary.types)
+    unk_token = None if unk is None else vocabulary.tokens[unk]
+    model = models.BPE(vocabulary.ids, merges, unk_token=unk_token, fuse_unk=True, byte_fallback=BYTE in vocabulary.types)
     backend = Tokenizer(model)
     prefix = vocabulary.flag("add_space_prefix", True)
     escape = normalizers.Replace(" ", SPACE)

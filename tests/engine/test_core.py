@@ -16,12 +16,14 @@ from canter.scheduler.scheduler import Scheduler
 
 
 class InventingRunner:
-    """Answers every row that samples with token 7; `fail_in` names steps that raise when awaited."""
+    """Answers every row that samples with token 7; `fail_in` names steps that raise when awaited,
+    `errors` requests whose tokens mean nothing."""
 
     def __init__(self) -> None:
         self.executed: list[SchedulePlan] = []
         self.awaited: list[int] = []
         self.fail_in: set[int] = set()
+        self.errors: dict[str, str] = {}
         self._prefill: dict[str, int] = {}
         self.is_shut_down = False
 
@@ -46,7 +48,9 @@ class _Invented:
         if len(self._runner.awaited) in self._runner.fail_in:
             raise RuntimeError("a kernel broke")
         tokens = [[7] if r.num_computed_tokens + r.num_tokens >= self._runner._prefill[r.request_id] else [] for r in self._plan.rows]
-        return StepOutput(self._plan.step_id, tokens, [None] * len(tokens))
+        ids = {r.request_id for r in self._plan.rows}
+        errors = {k: v for k, v in self._runner.errors.items() if k in ids}
+        return StepOutput(self._plan.step_id, tokens, [None] * len(tokens), errors=errors)
 
 
 def new_core(depth: int = 2) -> tuple[EngineCore, InventingRunner]:
@@ -119,6 +123,20 @@ def test_a_failed_step_fails_its_requests_and_no_others() -> None:
     assert result["a"][1] == "error"
     core.add_request(request("b"))
     assert drain(core)["b"] == ([7] * 4, "length")
+    assert core.stats().num_free_blocks == core.stats().num_blocks
+
+
+def test_a_request_whose_tokens_mean_nothing_ends_alone() -> None:
+    core, runner = new_core()
+    runner.errors = {"a": "no token may follow"}
+    core.add_request(request("a"))
+    core.add_request(request("b"))
+    deltas = []
+    while core.has_work():
+        deltas += core.step()
+    (of_a,) = [d for d in deltas if d.request_id == "a"]
+    assert (of_a.finish_reason, of_a.error, of_a.new_token_ids) == ("error", "no token may follow", [])
+    assert sum(len(d.new_token_ids) for d in deltas if d.request_id == "b") == 4
     assert core.stats().num_free_blocks == core.stats().num_blocks
 
 

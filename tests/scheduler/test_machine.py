@@ -228,9 +228,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=CHECKS)
+TestSchedulerMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=CHECKS)
 
 
 @pytest.mark.slow
 class TestSchedulerMachineLong(SchedulerMachine.TestCase):
-    settings = settings(max_examples=1500, stateful_step_count=60, deadline=None, suppress_health_check=CHECKS)
+    settings = settings(max_examples=800, stateful_step_count=50, deadline=None, suppress_health_check=CHECKS)

@@ -172,7 +172,8 @@ def test_the_models_defaults_apply_below_the_users_values() -> None:
 
 def test_every_sampling_field_reaches_the_engine() -> None:
     fields = {
-        "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.2, "temperature": 0.7, "top_p": 0.8, "top_k": 4, "min_p": 0.1,
+        "presence_penalty": 0.5, "frequency_penalty": -0.5, "repetition_penalty": 1.2, "temperature": 0.7, "top_p": 0.8, "top_k": 4,
+        "min_p": 0.1,
         "seed": 3,
         "stop": ["x"], "stop_token_ids": [5], "ignore_eos": True, "max_tokens": 6, "min_tokens": 2, "skip_special_tokens": False,
         "spaces_between_special_tokens": False, "include_stop_str_in_output": True, "allowed_token_ids": [1, 2], "bad_words": ["b"],

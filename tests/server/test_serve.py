@@ -66,6 +66,12 @@ class Process:
             time.sleep(0.02)
         raise AssertionError(f"/health never answered {status}: {''.join(self.log)}")
 
+    def wait_for_line(self, part: str, timeout: float = 20.0) -> None:
+        deadline = time.monotonic() + timeout
+        while not any(part in line for line in self.log):
+            assert time.monotonic() < deadline and self.process.poll() is None, f"no line with {part!r}: {''.join(self.log)}"
+            time.sleep(0.02)
+
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
@@ -216,10 +222,10 @@ def test_a_second_signal_ends_it_at_once() -> None:
     with server("--delay", "0.05", shutdown_timeout=60) as process:
         engine = engine_pid(process)
         with httpx.stream("POST", process.url + "/v1/completions", json={"prompt": "ab", "max_tokens": 500, "stream": True}) as response:
-            next(response.iter_lines())
+            lines = response.iter_lines()
+            next(lines)
             process.signal(signal.SIGTERM)
-            while not any("stopping: " in line for line in process.log):
-                time.sleep(0.01)
+            process.wait_for_line("stopping: ")
             process.signal(signal.SIGTERM)
             assert process.wait() == 128 + signal.SIGTERM
         wait_gone(engine)
@@ -259,8 +265,7 @@ def test_a_unix_socket_serves_and_is_removed(tmp_path: Path) -> None:
         stale.bind(str(path))
     with server(ready=False, uds=str(path)) as process:
         client = httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x")
-        while not any("ready: m" in line for line in process.log):
-            time.sleep(0.02)
+        process.wait_for_line("ready: m")
         assert client.get("/health").status_code == 200
         process.signal(signal.SIGTERM)
         assert process.wait() == 0
