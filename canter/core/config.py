@@ -60,10 +60,13 @@ class EngineArgs:
     num_threads: int | None = arg(None, "CPU threads of the engine; default: the processors that this process may use.")
     block_size: int = arg(16, "Tokens in a cache block.")
     kv_cache_memory_bytes: int | None = arg(
-        None, "Bytes for the cache (K, M, G suffixes allowed); default: sized from free memory.", group="cache"
+        None, "Bytes for the cache (K, M, G suffixes allowed); default: sized from free memory, see gpu_memory_utilization.", group="cache"
     )
     gpu_memory_utilization: float | None = arg(
-        None, "Share of the free memory that the cache may take once the weights are loaded; default: 0.92 on a GPU, 0.5 on the CPU.", group="cache"
+        None,
+        "Share of the free memory that the cache may take once the weights are loaded; default: 0.92 on a GPU; on the CPU 0.5, and "
+        "at most 4 GiB or what one request of full length needs.",
+        group="cache",
     )
     num_gpu_blocks_override: int | None = arg(None, "Exactly this many cache blocks, whatever the memory.", group="cache")
     kv_cache_dtype: str = arg(

@@ -46,6 +46,10 @@ class Device(Protocol):
         """A copy of a host tensor, without waiting for the device."""
         ...
 
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of zeros for long-lived storage; where the system allows it, memory is taken only as it is written."""
+        ...
+
     def free_bytes(self) -> int:
         """Memory that could still be allocated."""
         ...
@@ -54,8 +58,12 @@ class Device(Protocol):
         """Run `work` to its end; bytes that it held at its peak beyond what was held before (0 where unknown)."""
         ...
 
+    def default_cache_bytes(self) -> int:
+        """Bytes that the cache may take when the user says nothing, beyond what one request needs."""
+        ...
+
     def default_utilization(self) -> float:
-        """Share of `free_bytes` that the cache may take when the user says nothing."""
+        """Share of `free_bytes` that the cache may take at most when the user says nothing."""
         ...
 
     def synchronize(self) -> None: ...

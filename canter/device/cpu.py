@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
@@ -10,11 +11,15 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 
 from canter.device.base import Done, HostCopy, Pending
 
 T = TypeVar("T")
+
+DEFAULT_CACHE_BYTES = 4 * 2**30
+"""A machine that serves is often a machine that somebody works on: more is asked for, not taken."""
 
 
 class _HostTensors:
@@ -51,12 +56,20 @@ class CpuDevice:
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        # numpy asks the system for zeroed pages, which exist only once they are touched; torch would write them all.
+        num_bytes = math.prod(shape) * dtype.itemsize
+        return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
+
     def free_bytes(self) -> int:
         return available_memory()
 
     def peak_bytes(self, work: Callable[[], object]) -> int:
         work()
         return 0
+
+    def default_cache_bytes(self) -> int:
+        return DEFAULT_CACHE_BYTES
 
     def default_utilization(self) -> float:
         return 0.5  # the machine has other work too, and its page cache holds the model file

@@ -65,6 +65,9 @@ class CudaDevice:
         # A fresh pinned buffer for each upload: the copy of the step before may still be reading its own.
         return tensor.pin_memory().to(self.torch_device, non_blocking=True)
 
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.torch_device)
+
     def free_bytes(self) -> int:
         free, _ = torch.cuda.mem_get_info(self.torch_device)
         return int(free)
@@ -76,6 +79,9 @@ class CudaDevice:
         work()
         self.synchronize()
         return int(torch.cuda.max_memory_allocated(self.torch_device)) - int(before)
+
+    def default_cache_bytes(self) -> int:
+        return self.free_bytes()
 
     def default_utilization(self) -> float:
         return 0.92

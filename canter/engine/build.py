@@ -17,7 +17,7 @@ from canter.device import Device, open_device
 from canter.engine.core import EngineCore
 from canter.kernels import set_num_threads
 from canter.models.loader import LoadedModel, load_model
-from canter.runner.memory import CacheSize, size_cache
+from canter.runner.memory import CacheSize, cache_bytes, size_cache
 from canter.runner.model_runner import ModelRunner
 from canter.scheduler.cache.coordinator import CacheCoordinator
 from canter.scheduler.cache.managers import CacheLimits
@@ -32,7 +32,7 @@ PIPELINE_DEPTH = 2
 
 
 class _Phases:
-    """Times the phases of start-up, logs them and tells whoever asked."""
+    """Times the phases of start-up and tells whoever asked."""
 
     def __init__(self, on_phase: OnPhase | None) -> None:
         self.seconds: dict[str, float] = {}
@@ -43,7 +43,6 @@ class _Phases:
         start = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - start
-        logger.info("%s: %.2f s", name, self.seconds[name])
         if self._on_phase is not None:
             self._on_phase(name, self.seconds[name])
 
@@ -93,15 +92,19 @@ def build_engine(
 
 
 def _size_cache(args: EngineArgs, config: EngineConfig, layout: StateLayout, device: Device) -> CacheSize:
-    utilization = args.gpu_memory_utilization or device.default_utilization()
-    available = args.kv_cache_memory_bytes or int(device.free_bytes() * utilization)
-
     limits = CacheLimits(config.max_model_len, config.max_num_batched_tokens)
     empty = CacheCoordinator(layout, [2] * len(layout.pools), limits)
 
     def blocks_for(num_tokens: int) -> list[int]:
-        return empty.num_outstanding(empty.new_cache(), num_tokens)
+        return empty.max_blocks(num_tokens)
 
+    available = args.kv_cache_memory_bytes
+    if available is None:
+        share = args.gpu_memory_utilization or device.default_utilization()
+        available = int(device.free_bytes() * share)
+        if args.gpu_memory_utilization is None:
+            one_request = cache_bytes(layout, blocks_for(config.max_model_len))
+            available = min(available, max(device.default_cache_bytes(), one_request))
     return size_cache(
         layout, blocks_for, config.max_model_len, config.max_num_seqs, available, args.num_gpu_blocks_override, args.max_model_len is None
     )

@@ -139,7 +139,8 @@ def _load_and_serve(socket: zmq.Socket[bytes], arguments: dict[str, Any], import
 
 def _exit_with_client() -> None:
     """Wait for the end of stdin, which the client holds open as long as it lives."""
-    while sys.stdin.buffer.read(1 << 16):
+    # Not through `sys.stdin`: its lock, held here while waiting, would abort the interpreter's exit.
+    while os.read(0, 1 << 16):
         continue
     os._exit(0)
 

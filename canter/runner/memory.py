@@ -23,6 +23,11 @@ class CacheSize:
     sentence: str
 
 
+def cache_bytes(layout: StateLayout, num_blocks: Sequence[int]) -> int:
+    """Bytes of `num_blocks[p]` blocks in each pool p, and of the pools' null blocks."""
+    return sum((count + 1) * pool.block_bytes for count, pool in zip(num_blocks, layout.pools, strict=True))
+
+
 def size_cache(
     layout: StateLayout,
     blocks_for: BlocksFor,
@@ -40,15 +45,16 @@ def size_cache(
     block_bytes = [pool.block_bytes for pool in layout.pools]
 
     def bytes_for(num_tokens: int) -> int:
-        return sum((count + 1) * size for count, size in zip(blocks_for(num_tokens), block_bytes, strict=True))
+        return cache_bytes(layout, blocks_for(num_tokens))
 
     shortened = ""
     if override is None and bytes_for(max_model_len) > available:
         longest = _longest(bytes_for, max_model_len, available)
         if not may_shorten or longest < 1:
             raise ConfigError(
-                f"The cache needs {_mib(bytes_for(max_model_len))} for one request of {max_model_len} tokens, but {_mib(available)} may be used, "
-                f"enough for {longest} tokens. Lower --max-model-len, or raise --kv-cache-memory-bytes or --gpu-memory-utilization."
+                f"The cache needs {_mib(bytes_for(max_model_len))} for one request of {max_model_len} tokens, but {_mib(available)} "
+                f"may be used, enough for {longest} tokens. "
+                "Lower --max-model-len, or raise --kv-cache-memory-bytes or --gpu-memory-utilization."
             )
         shortened = (
             f" The context is cut from {max_model_len} to {longest} tokens to fit; --max-model-len and --kv-cache-memory-bytes change this."
@@ -69,7 +75,8 @@ def size_cache(
     concurrency = min((have - 1) / need for have, need in zip(num_blocks, per_request, strict=True))
     total = sum(count * size for count, size in zip(num_blocks, block_bytes, strict=True))
     num_tokens = int(concurrency * max_model_len)
-    sentence = f"The cache holds {num_tokens:,} tokens in {_mib(total)}: {concurrency:.1f} requests of {max_model_len:,} tokens at once.{shortened}"
+    fits = f"{concurrency:.1f} requests of {max_model_len:,} tokens at once"
+    sentence = f"The cache holds {num_tokens:,} tokens in {_mib(total)}: {fits}.{shortened}"
     return CacheSize(num_blocks, max_model_len, num_tokens, total, sentence)
 
 

@@ -30,7 +30,7 @@ class RequestTable:
         self._free_rows = list(range(max_num_rows - 1, -1, -1))
         # Drafts stand behind the last known token while they are verified.
         width = max_tokens + num_draft_tokens + 1
-        self.all_token_ids = torch.zeros(max_num_rows, width, dtype=torch.int32, device=where)
+        self.all_token_ids = device.zeros((max_num_rows, width), torch.int32)
         self.total_len = torch.zeros(max_num_rows, dtype=torch.int32, device=where)
         self.num_computed = torch.zeros(max_num_rows, dtype=torch.int32, device=where)
         self.draft_tokens = torch.zeros(max_num_rows, max(num_draft_tokens, 1), dtype=torch.int64, device=where)

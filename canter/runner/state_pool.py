@@ -21,10 +21,7 @@ class StatePool:
         self.num_blocks = tuple(num_blocks)
         storage = [
             [
-                {
-                    f.name: torch.zeros(num_blocks[pool.pool_id], *f.shape, dtype=getattr(torch, f.dtype), device=device.torch_device)
-                    for f in pool.fields
-                }
+                {f.name: device.zeros((num_blocks[pool.pool_id], *f.shape), getattr(torch, f.dtype)) for f in pool.fields}
                 for _ in range(pool.num_slots)
             ]
             for pool in layout.pools

@@ -159,8 +159,8 @@ class Scheduler:
     def update(self, plan: SchedulePlan, output: StepOutput, now: float) -> list[RequestDelta]:
         """Take in the output of the oldest step in flight; returns what is new of each request that it brought on.
 
-        Rows of requests that have ended meanwhile are ignored, and requests in `output.errors` end. Raises `ValueError` for an output out of order or
-        shape: the runner broke its contract.
+        Rows of requests that have ended meanwhile are ignored, and requests in `output.errors` end. Raises `ValueError` for an
+        output out of order or shape: the runner broke its contract.
         """
         if not plan.rows:
             return []

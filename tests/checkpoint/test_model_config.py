@@ -67,7 +67,12 @@ def test_a_nested_text_configuration(tmp_path: Path) -> None:
 
 
 def test_a_published_configuration_that_leaves_its_context_to_the_class(tmp_path: Path) -> None:
-    text = {"model_type": "gemma3_text", "hidden_size": 2560, "sliding_window": 1024, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "sliding_window": 1024,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    }
     config = read(tmp_path, {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "torch_dtype": "bfloat16"})
     assert config.facts.context_length == 131072
 

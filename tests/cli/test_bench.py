@@ -178,6 +178,7 @@ def test_phases_are_read_from_the_log() -> None:
 
 def test_the_client_logs_phases_in_the_form_that_is_read(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("canter"), "propagate", True)
+
     async def told() -> None:
         RemoteClient(EngineArgs())._handle(LoadPhase("weights", 1.5))
 

@@ -19,8 +19,10 @@ def test_unknown_names_get_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("dtype", "int3"), ("device", "tpu"), ("scheduling_policy", "lifo"), ("max_model_len", 0), ("block_size", 1.5), ("max_num_seqs", True),
-        ("gpu_memory_utilization", 0), ("gpu_memory_utilization", 1.5), ("max_logprobs", -2), ("long_prefill_token_threshold", -1), ("num_threads", 0),
+        ("dtype", "int3"), ("device", "tpu"), ("scheduling_policy", "lifo"), ("max_model_len", 0), ("block_size", 1.5),
+        ("max_num_seqs", True),
+        ("gpu_memory_utilization", 0), ("gpu_memory_utilization", 1.5), ("max_logprobs", -2), ("num_threads", 0),
+        ("long_prefill_token_threshold", -1),
     ],
 )  # fmt: skip
 def test_bad_values_name_their_argument(field: str, value: Any) -> None:
@@ -30,7 +32,13 @@ def test_bad_values_name_their_argument(field: str, value: Any) -> None:
 
 def test_automatic_choices_have_reasons() -> None:
     config, reasons = resolve(EngineArgs.parse(), MODEL, CPU)
-    assert (config.dtype, config.kv_cache_dtype, config.max_model_len, config.device, config.num_threads) == ("bfloat16", "bfloat16", 2048, "cpu", 2)
+    assert (config.dtype, config.kv_cache_dtype, config.max_model_len, config.device, config.num_threads) == (
+        "bfloat16",
+        "bfloat16",
+        2048,
+        "cpu",
+        2,
+    )
     assert any("dtype" in r for r in reasons) and any("max_model_len" in r for r in reasons)
 
 
@@ -54,7 +62,9 @@ def test_contradictions_are_refused(changes: dict[str, Any], match: str) -> None
         resolve(EngineArgs.parse(**changes), MODEL, CPU)
 
 
-@pytest.mark.parametrize(("text", "value"), [("512", 512), ("1k", 1024), ("2M", 2**21), ("1.5G", 3 * 2**29), ("1GiB", 2**30), ("3MB", 3 * 2**20)])
+@pytest.mark.parametrize(
+    ("text", "value"), [("512", 512), ("1k", 1024), ("2M", 2**21), ("1.5G", 3 * 2**29), ("1GiB", 2**30), ("3MB", 3 * 2**20)]
+)
 def test_bytes(text: str, value: int) -> None:
     assert parse_bytes(text) == value
 

@@ -24,7 +24,8 @@ from canter.core.sampling_params import SamplingParams
         ("stop_token_ids", [-1]), ("stop_token_ids", ["a"]), ("stop_token_ids", list(range(129))),
         ("allowed_token_ids", []), ("allowed_token_ids", [-1]), ("allowed_token_ids", list(range(1025))),
         ("bad_words", [""]), ("bad_words", ["a"] * 129), ("bad_words", [3]),
-        ("logit_bias", {"x": 1.0}), ("logit_bias", {-1: 1.0}), ("logit_bias", {1: math.nan}), ("logit_bias", {i: 1.0 for i in range(1025)}),
+        ("logit_bias", {"x": 1.0}), ("logit_bias", {-1: 1.0}), ("logit_bias", {1: math.nan}), 
+        ("logit_bias", dict.fromkeys(range(1025), 1.0)),
     ],
 )  # fmt: skip
 def test_a_bad_value_names_its_field(field: str, value: Any) -> None:

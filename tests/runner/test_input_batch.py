@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from canter.core.plan import DRAFT_ON_DEVICE, NewRow, SchedulePlan, ScheduledRow
+from canter.core.plan import DRAFT_ON_DEVICE, NewRow, ScheduledRow, SchedulePlan
 from canter.core.sampling_params import SamplingParams
 from canter.device import CpuDevice
 from canter.runner.input_batch import InputBatch, build_input_batch
