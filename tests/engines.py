@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from canter.core.config import EngineArgs
-from canter.core.messages import AddRequest
+from canter.core.messages import AddRequest, RequestDelta
+from canter.core.plan import TokenLogprobs
 from canter.core.sampling_params import SamplingParams
 from canter.device import CpuDevice, HostCopy
 from canter.engine.build import build_engine
@@ -57,7 +61,7 @@ def tiny_checkpoint(folder: Path, family: str, seed: int = 0) -> Path:
 def engine(model: Path | str, device: Any = None, **changes: Any) -> EngineCore:
     """An engine core with a small cache, for tests."""
     arguments: dict[str, Any] = dict(model=str(model), num_gpu_blocks_override=400, max_num_seqs=64, num_threads=1)
-    return build_engine(EngineArgs.parse(**{**arguments, **changes}), progress=False, device=device)
+    return build_engine(EngineArgs.parse(**{**arguments, **changes}), device=device)
 
 
 def run(core: EngineCore, requests: list[AddRequest], together: bool = True) -> dict[str, list[int]]:
@@ -99,9 +103,9 @@ def mixed_requests(count: int, vocab_size: int = VOCAB_SIZE, longest: int = 90, 
     for i in range(count):
         own = rng.integers(3, vocab_size, int(rng.integers(1, longest))).tolist()
         prompt = shared[: int(rng.integers(8, 40))] + own if i % 3 == 0 else own
-        params = SamplingParams(
-            max_tokens=int(rng.integers(2, max_tokens + 1)), seed=100 + i, eos_token_ids=[2], **options[i % len(options)]
-        )
+        chosen = options[i % len(options)]
+        length = max(int(rng.integers(2, max_tokens + 1)), chosen.get("min_tokens", 0))
+        params = SamplingParams(max_tokens=length, seed=100 + i, eos_token_ids=[2], **chosen)
         requests.append(AddRequest(f"r{i}", prompt, params))
     return requests
 
@@ -142,3 +146,67 @@ class _Late:
         while self._outcome is None:
             self._device.queued.popleft().run()
         return self._outcome.result()
+
+
+@dataclass
+class Result:
+    """Everything that the deltas of one request have told."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+    def take(self, delta: RequestDelta) -> None:
+        assert self.finish_reason is None, "a delta after the finish"
+        self.token_ids += delta.new_token_ids
+        self.logprobs += delta.logprobs or []
+        if delta.prompt_logprobs is not None:
+            assert self.prompt_logprobs is None, "prompt logprobs came twice"
+            self.prompt_logprobs = delta.prompt_logprobs
+        self.finish_reason, self.stop_reason, self.error = delta.finish_reason, delta.stop_reason, delta.error
+        self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
+        self.num_preemptions = delta.num_preemptions
+
+
+def results(core: EngineCore, requests: list[AddRequest]) -> dict[str, Result]:
+    """Run requests together to their ends, errors included."""
+    found = {request.request_id: Result() for request in requests}
+    for request in requests:
+        core.add_request(request)
+    while core.has_work():
+        for delta in core.step():
+            found[delta.request_id].take(delta)
+    assert all(result.finish_reason is not None for result in found.values())
+    return found
+
+
+def add_tokenizer(path: Path, vocab_size: int = VOCAB_SIZE, **config: Any) -> Path:
+    """Give a checkpoint words w3, w4, ... as tokens 3, 4, ...; 1 and 2 are <s> and </s>."""
+    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"w{i}": i for i in range(3, vocab_size)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.save(str(path / "tokenizer.json"))
+    template = "{% for m in messages %}{{ m.content }} {% endfor %}{% if add_generation_prompt %}w9{% endif %}"
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template, **config}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return path
+
+
+class Oracle:
+    """transformers' model of a checkpoint, in float32, without a cache."""
+
+    def __init__(self, path: Path | str) -> None:
+        import transformers
+
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+
+    def logits(self, token_ids: list[int]) -> torch.Tensor:
+        """[tokens, vocabulary] float32."""
+        with torch.inference_mode():
+            return self._model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0].float()

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +17,7 @@ from canter.core.config import EngineArgs
 from canter.models.registry import list_models
 from canter.server.app import ROUTES
 from canter.server.args import ServerArgs
+from tests.test_architecture import LAYERS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -80,15 +82,42 @@ def test_flags_in_the_text_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "reference"], ids=name_of)
 def test_paths_in_the_text_exist(page: Path) -> None:
-    """`a/b.py` and `a/` in backticks are files and folders of the repository or of the package."""
+    """`a/b.py` and `a/` in backticks are files and folders of the repository or of the package; `./a` and `owner/name` are a user's."""
     pattern = re.compile(r"[\w.]+(?:/[\w.]+)+/?")
-    paths = {code for code in INLINE.findall(page.read_text(encoding="utf-8")) if pattern.fullmatch(code)}
-    missing = [path for path in paths if not ((ROOT / path).exists() or (ROOT / "canter" / path).exists() or path in PLANNED)]
+    paths = {
+        code
+        for code in INLINE.findall(page.read_text(encoding="utf-8"))
+        if pattern.fullmatch(code) and not code.startswith(("./", "owner/"))
+    }
+    missing = [path for path in paths if not ((ROOT / path).exists() or (ROOT / "canter" / path).exists())]
     assert not missing
 
 
-PLANNED = {"runner/graphs.py", "kernels/triton/"}
-"""Named by the import rules before they exist."""
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_functions_in_the_text_exist(page: Path) -> None:
+    """`a/b.py: name` in backticks is a function or class of that file of the package."""
+    named = re.findall(r"`([\w/]+\.py): (\w+)`", page.read_text(encoding="utf-8"))
+    missing = [
+        f"{path}: {name}"
+        for path, name in named
+        if not re.search(rf"^\s*(?:async )?(?:def|class) {name}\b", (ROOT / "canter" / path).read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    assert not missing
+
+
+def test_the_architecture_names_every_dependency() -> None:
+    """Each has its row of the table: why, licence, size."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    needed = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    section = page.partition("## Dependencies")[2].partition("\n## ")[0]
+    names = {re.split(r"[<>=;~ ]", dependency)[0] for dependency in needed}
+    assert {name for name in names if not re.search(rf"\b{name}\b", section)} == set()
+
+
+def test_the_architecture_draws_the_layers_that_are_tested() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    assert " → ".join(" | ".join(parts) for parts in LAYERS) in page
 
 
 def test_the_readme_names_every_route_and_family() -> None:

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from canter.cli.status import USAGE_ERROR
@@ -146,7 +146,7 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], hin
     options["metavar"] = _metavar(field, kind)
     if kind in (list, tuple):
         options["nargs"] = "+"
-        options["type"] = _item_type(hint)
+        options["action"] = ListAction
     else:
         options["type"] = _converter(field.name, kind)
     if field.metadata.get("choices"):
@@ -154,18 +154,30 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], hin
     group.add_argument(*flags, **options)
 
 
+class ListAction(argparse.Action):
+    """Gathers the names of all uses of a flag; one that is a JSON list stands for its members."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+        names = [name for value in values for name in self._names(value)]
+        setattr(namespace, self.dest, [*(getattr(namespace, self.dest, None) or []), *names])
+
+    def _names(self, text: str) -> list[str]:
+        if not text.startswith("["):
+            return [text]
+        try:
+            names = json.loads(text)
+        except ValueError:
+            names = None
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise argparse.ArgumentError(self, f"expected names, or a JSON list of strings, got {text!r}")
+        return names
+
+
 def value_type(hint: Any) -> Any:
     """The type of a field's value: `int | None` -> int, `dict[str, Any]` -> dict."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         hint = next(part for part in typing.get_args(hint) if part is not type(None))
     return typing.get_origin(hint) or hint
-
-
-def _item_type(hint: Any) -> Any:
-    """str for `list[str]`, `tuple[str, ...]` and their optional forms."""
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        hint = next(part for part in typing.get_args(hint) if part is not type(None))
-    return (typing.get_args(hint) or (str,))[0]
 
 
 def _converter(name: str, kind: Any) -> Any:
@@ -213,10 +225,27 @@ def given(namespace: argparse.Namespace, arguments: type) -> dict[str, Any]:
     return {name: value for name, value in vars(namespace).items() if name in names}
 
 
-def add_number(group: argparse._ActionsContainer, *flags: str, default: float, doc: str) -> None:
-    """A flag that takes a number like its default, which its help names."""
+def add_number(group: argparse._ActionsContainer, *flags: str, default: float, doc: str, least: float = 0) -> None:
+    """A flag that takes a number like its default, which its help names, and not below `least`."""
     metavar = "N" if isinstance(default, int) else "X"
-    group.add_argument(*flags, type=type(default), default=default, metavar=metavar, help=f"{doc} Default: {default}.")
+    converter = number_from(type(default), least)
+    group.add_argument(*flags, type=converter, default=default, metavar=metavar, help=f"{doc} Default: {default}.")
+
+
+def number_from(kind: type[int] | type[float], least: float) -> Callable[[str], float]:
+    """A converter of flag values: a number of this kind that is at least `least`."""
+    what = "a whole number" if kind is int else "a number"
+
+    def convert(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not value >= least:  # so that NaN is refused too
+            raise argparse.ArgumentTypeError(f"expected {what} of at least {least:g}, got {text!r}")
+        return value
+
+    return convert
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:

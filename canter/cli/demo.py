@@ -20,7 +20,7 @@ MAX_TOKENS = 96
 
 NEXT = """\
 Try next, after `source .venv/bin/activate`:
-  canter chat                        talk to the model
+  canter chat --temperature 0.2      talk to the model (a small one: what it says of the world is often invented)
   canter serve                       the OpenAI API on port 8000
   canter serve MODEL                 a directory, a .gguf file, or owner/name of a hub
   canter bench latency               speed beside the machine's limit

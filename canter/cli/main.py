@@ -77,8 +77,8 @@ def split_command(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 def run_command(name: str, words: Sequence[str]) -> int:
     """Load a command and run it; a user's mistake is one line on stderr and status 1, Ctrl-C is status 130."""
-    command = load_command(COMMANDS[name][0])
     try:
+        command = load_command(COMMANDS[name][0])
         return command.run(command.build_parser().parse(words))
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -114,14 +114,26 @@ def overview() -> str:
     )
 
 
-def unknown_command(words: Sequence[str]) -> int:
-    """Name the nearest command; `canter bench` alone lists the benchmarks."""
+def bench_overview(words: Sequence[str]) -> int:
+    """`canter bench` with no benchmark after it: list them. Help is what was asked for; anything else is a mistake."""
     benches = [name for name in COMMANDS if name.startswith("bench ")]
+    is_help = words[:1] in (["-h"], ["--help"], ["help"])
+    problem = []
+    if words and not is_help:
+        near = difflib.get_close_matches(f"bench {words[0]}", benches, 1, 0.75)
+        problem = [f"canter: unknown benchmark {words[0]!r}." + (f" Did you mean '{near[0]}'?" if near else "")]
+    lines = [f"  canter {name:<17} {COMMANDS[name][1]}" for name in benches]
+    print(
+        "\n".join([*problem, "usage: canter bench NAME [flags]     canter bench NAME --help", "", *lines]),
+        file=sys.stdout if is_help else sys.stderr,
+    )
+    return 0 if is_help else USAGE_ERROR
+
+
+def unknown_command(words: Sequence[str]) -> int:
+    """Name the nearest command."""
     if words[0] == "bench":
-        wanted = " ".join(words[:2])
-        near = difflib.get_close_matches(wanted, benches, 1, 0.75) if len(words) > 1 and not words[1].startswith("-") else []
-        print("\n".join(f"  canter {name:<17} {COMMANDS[name][1]}" for name in near or benches), file=sys.stderr)
-        return 0 if words[1:2] in (["-h"], ["--help"]) else USAGE_ERROR
+        return bench_overview(words[1:])
     near = difflib.get_close_matches(words[0], [name.split()[0] for name in COMMANDS], 1)
     hint = f"Did you mean '{near[0]}'?" if near else f"Commands: {', '.join(dict.fromkeys(name.split()[0] for name in COMMANDS))}."
     print(f"canter: unknown command {words[0]!r}. {hint}", file=sys.stderr)

@@ -31,6 +31,9 @@ def run(namespace: Namespace) -> int:
     if namespace.json:
         print(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
         return 0
+    if not rows:
+        print(f"No architecture contains {namespace.search!r}. 'canter models' lists all of them.")
+        return 1
     print(table(["architecture", "models"], [[row.architecture, row.family] for row in rows]))
     print(f"\nBundled and served when no model is named: {DEFAULT_MODEL}")
-    return 0 if rows else 1
+    return 0

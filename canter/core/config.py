@@ -86,7 +86,6 @@ class EngineArgs:
     )
     async_scheduling: bool = arg(True, "Schedule the next step while this one computes.", group="scheduler")
     max_num_queued_reqs: int | None = arg(None, "Most requests that may wait; more are refused with 503. Default: 4096.", group="scheduler")
-    enforce_eager: bool = arg(False, "Run every op from Python instead of replaying a recorded step.")
     disable_log_stats: bool = arg(False, "Don't log throughput every ten seconds.")
 
     @classmethod
@@ -173,7 +172,6 @@ class EngineConfig:
     async_scheduling: bool
     max_num_queued_reqs: int
     max_logprobs: int
-    enforce_eager: bool
     seed: int
 
 
@@ -223,7 +221,6 @@ def resolve(args: EngineArgs, model: ModelFacts, device: DeviceFacts) -> tuple[E
         async_scheduling=args.async_scheduling,
         max_num_queued_reqs=args.max_num_queued_reqs or 4096,
         max_logprobs=args.max_logprobs,
-        enforce_eager=args.enforce_eager,
         seed=args.seed,
     )
     return config, reasons

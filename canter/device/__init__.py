@@ -1,4 +1,4 @@
-"""Where a model runs. With `kernels/triton`, the only package that says `torch.cuda`."""
+"""Where a model runs. The only package that says `torch.cuda`."""
 
 from __future__ import annotations
 

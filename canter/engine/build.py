@@ -47,14 +47,11 @@ class _Phases:
             self._on_phase(name, self.seconds[name])
 
 
-def build_engine(
-    args: EngineArgs, on_phase: OnPhase | None = None, progress: bool | None = None, device: Device | None = None
-) -> EngineCore:
+def build_engine(args: EngineArgs, on_phase: OnPhase | None = None, device: Device | None = None) -> EngineCore:
     """Load a model and return an engine for it.
 
-    `on_phase` hears each phase's name and seconds as it ends. `progress`: show a bar while weights load; None shows it
-    on a terminal. `device` replaces the one that `args` name. Raises `ConfigError` or `CheckpointError` for what a
-    user can mend.
+    `on_phase` hears each phase's name and seconds as it ends. `device` replaces the one that `args` name. Raises
+    `ConfigError` or `CheckpointError` for what a user can mend.
     """
     phases = _Phases(on_phase)
     with phases("resolve"):
@@ -132,7 +129,7 @@ def _describe(config: EngineConfig, vocab_size: int, size: CacheSize, phases: di
         dtype=config.dtype,
         device=config.device,
         block_size=config.block_size,
-        num_blocks=sum(size.num_blocks),
+        num_blocks=sum(size.num_blocks) - len(size.num_blocks),
         cache_tokens=size.num_tokens,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,

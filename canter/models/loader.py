@@ -13,7 +13,7 @@ from canter.core.state_specs import StateSpec
 from canter.layers.build import Build
 from canter.models.contract import Model, ModelArgs
 from canter.models.registry import get_model_class
-from canter.models.weights import Progress, load_weights
+from canter.models.weights import load_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,13 @@ def load_model(
     device: torch.device | str = "cpu",
     cache_dtype: str | None = None,
     max_model_len: int | None = None,
-    progress: Progress | None = None,
 ) -> LoadedModel:
     """Build the model of a config on `device` in `dtype` and fill it from `source`.
 
     `cache_dtype`: type of cached keys and values (None: `dtype`). `max_model_len`: tokens that a request may reach
-    (None: the model's own context); ropes that are stretched to fit take their frequencies from it. `progress` is
-    called with (bytes read, bytes in all) after each tensor; on a terminal a bar shows the same. Raises
-    `UnsupportedModelError` for what Canter can't serve and `CheckpointError` for what does not fit together.
+    (None: the model's own context); ropes that are stretched to fit take their frequencies from it. On a terminal a
+    bar shows how far it is. Raises `UnsupportedModelError` for what Canter can't serve and `CheckpointError` for what
+    does not fit together.
     """
     model_class = get_model_class(config.architecture)
     args = model_class.Args.from_hf(config.hf)
@@ -63,8 +62,6 @@ def load_model(
         def report(done: int, total: int) -> None:
             bar.total = total
             bar.update(done - bar.n)
-            if progress is not None:
-                progress(done, total)
 
         load_weights(model.parameters, model_class.WEIGHTS, args.num_layers, source, report)
     num_bytes = sum(parameter.tensor.nbytes for parameter in model.parameters.values())

@@ -40,14 +40,14 @@ def test_every_field_has_a_flag_and_defaults_stay_the_dataclass_own() -> None:
 def test_values_of_every_kind() -> None:
     args = parse(
         "some/model", "--max-model-len", "32k", "--kv-cache-memory-bytes", "512M", "--gpu-memory-utilization", "0.5",
-        "--no-enable-prefix-caching", "--enforce-eager", "--dtype", "bfloat16", "--hf-overrides", '{"a": {"b": 1}}',
+        "--no-enable-prefix-caching", "--disable-log-stats", "--dtype", "bfloat16", "--hf-overrides", '{"a": {"b": 1}}',
     )  # fmt: skip
     assert args.model == "some/model"
     assert args.max_model_len == 32_000
     assert args.kv_cache_memory_bytes == 512 * 2**20
     assert args.gpu_memory_utilization == 0.5
     assert args.enable_prefix_caching is False
-    assert args.enforce_eager is True
+    assert args.disable_log_stats is True
     assert args.dtype == "bfloat16"
     assert args.hf_overrides == {"a": {"b": 1}}
 
@@ -122,7 +122,7 @@ ARGUMENTS = st.builds(
     dtype=st.sampled_from(["auto", "float32", "bfloat16"]),
     kv_cache_memory_bytes=st.none() | st.integers(1, 2**40),
     enable_prefix_caching=st.booleans(),
-    enforce_eager=st.booleans(),
+    disable_log_stats=st.booleans(),
     gpu_memory_utilization=st.none() | st.floats(0.01, 1),
     hf_overrides=st.dictionaries(st.text(), st.integers() | st.text()),
 )
@@ -141,3 +141,17 @@ def test_help_shows_documentation_and_defaults(capsys: pytest.CaptureFixture[str
     for field in dataclasses.fields(EngineArgs):
         assert " ".join(field.metadata["doc"].split())[:40] in shown
     assert "Most requests that run at once. Default: 128." in shown
+
+
+def test_list_flags_add_up_and_take_json() -> None:
+    words = ["--api-key", "a", "b", "--api-key", "c", "--allowed-origins", '["http://x.test", "http://y.test"]']
+    args = given_fields(parser().parse(words), ServerArgs)
+    assert args["api_key"] == ["a", "b", "c"]
+    assert args["allowed_origins"] == ["http://x.test", "http://y.test"]
+
+
+@pytest.mark.parametrize("text", ["[1]", "[", "[null]"])
+def test_a_list_that_is_no_list_of_names_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse(["--api-key", text])
+    assert "JSON list of strings" in capsys.readouterr().err

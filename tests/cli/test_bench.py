@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from pathlib import Path
+from types import ModuleType
 
 import httpx
 import pytest
@@ -19,6 +20,7 @@ from canter.cli.table import table
 from canter.client.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from canter.client.remote import RemoteClient
 from canter.core.config import EngineArgs
+from canter.core.errors import CheckpointError
 from canter.core.messages import EngineStats, LoadPhase
 from tests.cli.fake_api import FakeApi, completion_chunks
 
@@ -79,6 +81,38 @@ def test_numbers_and_summaries() -> None:
     assert summary([], (99,)) == {"mean": 0.0, "p99": 0.0}
     assert percentile_table({"TTFT": [0.001, 0.003]}, (50,)).splitlines()[-1].split() == ["TTFT", "2", "2"]
     assert table(["a", "bb"], [["ccc", "d"]]) == "a    bb\n---  --\nccc  d"
+
+
+def test_counts_are_shown_whole() -> None:
+    assert [number(value) for value in (0, 64, 1234)] == ["0", "64", "1,234"]
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "message"),
+    [
+        (latency, ["--batch-size", "0"], "--batch-size: expected a whole number of at least 1, got '0'"),
+        (latency, ["--num-iters", "1.5"], "--num-iters: expected a whole number of at least 1, got '1.5'"),
+        (prefix, ["--shared-prefix-len", "-1"], "--shared-prefix-len: expected a whole number of at least 0, got '-1'"),
+        (serve, ["--request-rate", "0"], "--request-rate: expected a number of at least 0.001, got '0'"),
+        (serve, ["--request-rate", "nan"], "--request-rate: expected a number of at least 0.001, got 'nan'"),
+        (serve, ["--max-concurrency", "0"], "--max-concurrency: expected a whole number of at least 1, got '0'"),
+        (serve, ["--metric-percentiles", "50,x"], "--metric-percentiles: expected numbers from 0 to 100 such as 50,90,99, got '50,x'"),
+        (serve, ["--json", "no-such-folder/a.json"], "there is no directory 'no-such-folder' to write 'a.json' to"),
+        (serve, ["--json", "."], "expected a file, got the directory '.'"),
+    ],
+)
+def test_wrong_values_are_refused_before_anything_runs(
+    module: ModuleType, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        module.build_parser().parse(words)
+    assert exit_.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_weights_that_are_not_here_are_told_of_before_the_load() -> None:
+    with pytest.raises(CheckpointError, match="neither a directory"):
+        serve.run(serve.build_parser().parse(["--url", "http://localhost:1", "--weights", "nope"]))
 
 
 def test_arrivals() -> None:

@@ -43,8 +43,31 @@ def test_unknown_commands_get_a_hint(capsys: pytest.CaptureFixture[str]) -> None
     assert cli.main(["xyzzy"]) == 2
     assert "Commands: serve, chat" in capsys.readouterr().err
     assert cli.main(["bench", "latncy"]) == 2
-    assert capsys.readouterr().err.strip().startswith("canter bench latency")
+    assert "unknown benchmark 'latncy'. Did you mean 'bench latency'?" in capsys.readouterr().err
+
+
+def test_bench_alone_lists_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "--help"]) == 0
+    shown = capsys.readouterr()
+    assert "canter bench latency" in shown.out and not shown.err
+    assert cli.main(["bench"]) == 2
+    shown = capsys.readouterr()
+    assert "canter bench latency" in shown.err and not shown.out
+
+
+def test_interrupted_while_loading_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(module: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "load_command", load)
+    assert cli.main(["serve"]) == 130
+
+
+def test_models_that_match_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["models", "--search", "qwen"]) == 0
+    assert "Qwen2ForCausalLM" in capsys.readouterr().out
+    assert cli.main(["models", "--search", "zzz"]) == 1
+    assert "No architecture contains 'zzz'." in capsys.readouterr().out
 
 
 class _Command:

@@ -7,13 +7,12 @@ from argparse import Namespace
 
 from tqdm.auto import tqdm
 
-import canter
-from canter.cli.args import Parser, add_engine_flags, add_number, engine_args, flag_words, given
+from canter.cli.args import Parser, add_engine_flags, add_number, engine_args, flag_words
 from canter.cli.bench.limits import Limit, limit_of
+from canter.cli.bench.offline import load
 from canter.cli.bench.prompts import random_prompts
 from canter.cli.bench.report import Report, add_report_flags, summary
 from canter.client.outputs import RequestOutput
-from canter.core.config import EngineArgs
 from canter.core.sampling_params import SamplingParams
 
 EXAMPLES = """\
@@ -26,11 +25,11 @@ def build_parser() -> Parser:
     parser = Parser(
         "canter bench latency", "Time one batch of equal requests, offline. The prefix cache is off unless asked for.", EXAMPLES
     )
-    add_number(parser, "--input-len", default=32, doc="Prompt tokens of a request.")
-    add_number(parser, "--output-len", default=128, doc="Tokens generated for a request.")
-    add_number(parser, "--batch-size", default=8, doc="Requests at once.")
+    add_number(parser, "--input-len", default=32, doc="Prompt tokens of a request.", least=1)
+    add_number(parser, "--output-len", default=128, doc="Tokens generated for a request.", least=1)
+    add_number(parser, "--batch-size", default=8, doc="Requests at once.", least=1)
     add_number(parser, "--num-iters-warmup", default=1, doc="Runs before the measured ones.")
-    add_number(parser, "--num-iters", default=5, doc="Measured runs.")
+    add_number(parser, "--num-iters", default=5, doc="Measured runs.", least=1)
     add_report_flags(parser)
     add_engine_flags(parser)
     return parser
@@ -38,9 +37,7 @@ def build_parser() -> Parser:
 
 def run(namespace: Namespace) -> int:
     arguments = engine_args(namespace)
-    keywords = given(namespace, EngineArgs) | {"model": arguments.model}
-    keywords.setdefault("enable_prefix_caching", False)
-    with canter.LLM(**keywords) as llm:
+    with load(namespace, enable_prefix_caching=False) as llm:
         sampling = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=namespace.output_len, detokenize=False)
         runs: list[list[RequestOutput]] = []
         seconds: list[float] = []

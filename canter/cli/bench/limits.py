@@ -12,7 +12,6 @@ import numpy as np
 
 from canter.checkpoint.resolve import resolve
 from canter.checkpoint.tensors import open_tensors
-from canter.core.errors import CheckpointError
 from canter.core.state_specs import DTYPE_BYTES
 
 ARRAY_BYTES = 512 * 2**20
@@ -86,11 +85,3 @@ def decode_step_bytes(model: str, dtype: str, revision: str | None = None) -> in
 def limit_of(model: str, dtype: str, revision: str | None = None) -> Limit:
     """Measure this machine for a model. Raises `CheckpointError` when the model's files can't be read."""
     return Limit(read_bandwidth(), decode_step_bytes(model, dtype, revision))
-
-
-def limit_if_known(model: str, dtype: str) -> Limit | None:
-    """`limit_of`, or None for a model whose files are not on this machine (a server elsewhere)."""
-    try:
-        return limit_of(model, dtype)
-    except CheckpointError:
-        return None

@@ -7,13 +7,12 @@ import time
 from argparse import Namespace
 from dataclasses import dataclass
 
-import canter
-from canter.cli.args import Parser, add_engine_flags, add_number, engine_args, flag_words, given
+from canter.cli.args import Parser, add_engine_flags, add_number, engine_args, flag_words
 from canter.cli.bench.limits import limit_of
+from canter.cli.bench.offline import load
 from canter.cli.bench.prompts import random_prompts
 from canter.cli.bench.report import Report, add_report_flags
 from canter.client.outputs import RequestOutput
-from canter.core.config import EngineArgs
 from canter.core.messages import EngineStats
 from canter.core.sampling_params import SamplingParams
 
@@ -26,9 +25,9 @@ EXAMPLES = """\
 def build_parser() -> Parser:
     parser = Parser("canter bench prefix", "Measure what a shared prefix saves, offline: the same requests with and without one.", EXAMPLES)
     add_number(parser, "--shared-prefix-len", default=1024, doc="Tokens that all prompts begin with.")
-    add_number(parser, "--input-len", default=16, doc="Further tokens of each prompt.")
-    add_number(parser, "--output-len", default=32, doc="Tokens generated for each.")
-    add_number(parser, "--num-prompts", default=8, doc="Requests.")
+    add_number(parser, "--input-len", default=16, doc="Further tokens of each prompt.", least=1)
+    add_number(parser, "--output-len", default=32, doc="Tokens generated for each.", least=1)
+    add_number(parser, "--num-prompts", default=8, doc="Requests.", least=1)
     add_report_flags(parser)
     add_engine_flags(parser)
     return parser
@@ -47,8 +46,7 @@ class Measured:
 
 def run(namespace: Namespace) -> int:
     arguments = engine_args(namespace)
-    keywords = given(namespace, EngineArgs) | {"model": arguments.model}
-    with canter.LLM(**keywords) as llm:
+    with load(namespace) as llm:
         vocab, own = llm.info.vocab_size, namespace.shared_prefix_len + namespace.input_len
         sampling = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=namespace.output_len, detokenize=False)
 

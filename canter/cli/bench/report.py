@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import time
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,19 @@ from canter.version import __version__
 
 
 def add_report_flags(parser: ArgumentParser) -> None:
-    parser.add_argument("--json", "--output-json", metavar="FILE", help="Also write the figures to this file, as JSON.")
+    parser.add_argument("--json", "--output-json", type=new_file, metavar="FILE", help="Also write the figures to this file, as JSON.")
+
+
+def new_file(text: str) -> str:
+    """The value of a flag that names a file to write. It is checked before the work whose result it is to hold."""
+    path = Path(text)
+    if path.is_dir():
+        raise ArgumentTypeError(f"expected a file, got the directory {text!r}")
+    if not path.parent.is_dir():
+        raise ArgumentTypeError(f"there is no directory {str(path.parent)!r} to write {path.name!r} to")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ArgumentTypeError(f"{text!r} can't be written")
+    return text
 
 
 @dataclass
@@ -57,8 +70,8 @@ class Report:
 
 
 def number(value: float) -> str:
-    """Three or four significant digits."""
-    if value >= 100:
+    """Three or four significant digits; counts as they are."""
+    if value >= 100 or isinstance(value, int):
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.3g}"
 

@@ -7,7 +7,7 @@ import json
 import os
 import random
 import time
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,9 +15,10 @@ from typing import Any
 import httpx
 from tqdm.auto import tqdm
 
+from canter.checkpoint.resolve import resolve
 from canter.cli.api import LOOPBACK, ApiClient, ServerError, api_root, error_text, event_of, piece_of
-from canter.cli.args import Parser, add_number
-from canter.cli.bench.limits import limit_if_known
+from canter.cli.args import Parser, add_number, number_from
+from canter.cli.bench.limits import limit_of
 from canter.cli.bench.prompts import random_prompts
 from canter.cli.bench.report import Report, add_report_flags, percentile_table, summary
 
@@ -69,7 +70,10 @@ def build_parser() -> Parser:
     group = parser.add_argument_group("limit")
     group.add_argument("--weights", metavar="MODEL", help="The served model's files on this machine: speeds then stand beside its limit.")
     group.add_argument(
-        "--weights-dtype", default="float32", choices=("float32", "bfloat16", "float16"), help="Type the server holds them in."
+        "--weights-dtype",
+        default="float32",
+        choices=("float32", "bfloat16", "float16"),
+        help="Type the server holds them in. Default: float32.",
     )
     add_report_flags(parser)
     return parser
@@ -77,24 +81,28 @@ def build_parser() -> Parser:
 
 def _add_load_flags(parser: Parser) -> None:
     group = parser.add_argument_group("load")
-    add_number(group, "--num-prompts", default=64, doc="Requests.")
-    add_number(group, "--request-rate", default=float("inf"), doc="New requests a second, at random; inf: all at once.")
-    group.add_argument("--max-concurrency", type=int, metavar="N", help="Most requests at once; a further one waits. Default: no limit.")
+    add_number(group, "--num-prompts", default=64, doc="Requests.", least=1)
+    add_number(group, "--request-rate", default=float("inf"), doc="New requests a second, at random; inf: all at once.", least=0.001)
+    group.add_argument("--max-concurrency", type=number_from(int, 1), metavar="N", help="Most requests at once. Default: no limit.")
     add_number(group, "--num-warmups", default=1, doc="Requests before the clock starts.")
-    add_number(group, "--random-input-len", default=128, doc="Tokens of a prompt that are its own.")
-    add_number(group, "--random-output-len", default=128, doc="Tokens of an answer.")
-    group.add_argument(
-        "--shared-prefix-len",
-        "--random-prefix-len",
-        type=int,
-        default=0,
-        metavar="N",
-        help="Tokens that all prompts begin with. Default: 0.",
-    )
+    add_number(group, "--random-input-len", default=128, doc="Tokens of a prompt that are its own.", least=1)
+    add_number(group, "--random-output-len", default=128, doc="Tokens of an answer.", least=1)
+    add_number(group, "--shared-prefix-len", "--random-prefix-len", default=0, doc="Tokens that all prompts begin with.")
     add_number(group, "--temperature", default=0.0, doc="Randomness of the answers.")
     group.add_argument("--no-ignore-eos", action="store_true", help="Let answers end early; needed for servers that don't know ignore_eos.")
     add_number(group, "--seed", default=0, doc="Prompts and arrival times follow from it.")
-    group.add_argument("--metric-percentiles", default="50,90,99", metavar="LIST", help="Default: 50,90,99.")
+    group.add_argument("--metric-percentiles", type=percentile_list, default=[50.0, 90.0, 99.0], metavar="LIST", help="Default: 50,90,99.")
+
+
+def percentile_list(text: str) -> list[float]:
+    """The value of a flag such as 50,90,99."""
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or not all(0 <= value <= 100 for value in values):
+        raise ArgumentTypeError(f"expected numbers from 0 to 100 such as 50,90,99, got {text!r}")
+    return values
 
 
 @dataclass
@@ -126,6 +134,8 @@ class Target:
 
 
 def run(namespace: Namespace) -> int:
+    if namespace.weights:
+        resolve(namespace.weights)  # a wrong name should not be told of after the load
     model = namespace.model
     if model is None:
         with ApiClient(namespace.url, namespace.api_key) as client:
@@ -234,7 +244,7 @@ async def ask(http: httpx.AsyncClient, target: Target, body: dict[str, Any], clo
 def report(namespace: Namespace, model: str, results: list[Result], seconds: float) -> None:
     """Print and write what the run showed."""
     good = [result for result in results if result.error is None]
-    percentiles = [float(p) for p in namespace.metric_percentiles.split(",")]
+    percentiles = namespace.metric_percentiles
     made = Report("serve", {"model": model, "num_prompts": namespace.num_prompts, "duration": seconds})
     made.add("successful requests", len(good), "", "completed")
     made.add("failed requests", len(results) - len(good), "", "failed")
@@ -263,7 +273,7 @@ def report(namespace: Namespace, model: str, results: list[Result], seconds: flo
 
 def add_decoding(made: Report, namespace: Namespace, tpots: list[float]) -> None:
     """Decoding of one request, beside the limit when the weights are known."""
-    limit = limit_if_known(namespace.weights, namespace.weights_dtype) if namespace.weights else None
+    limit = limit_of(namespace.weights, namespace.weights_dtype) if namespace.weights else None
     tpot = summary(tpots)["p50"]
     if tpot > 0:
         made.add("decode, each request", 1 / tpot, "tokens/s", "decode_tokens_s_each", limit.fraction(1 / tpot) if limit else None)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from argparse import Namespace
 
-import canter
-from canter.cli.args import Parser, add_engine_flags, add_number, engine_args, flag_words, given
+from canter.cli.args import Parser, add_engine_flags, add_number, engine_args, flag_words
 from canter.cli.bench.limits import limit_of
+from canter.cli.bench.offline import load
 from canter.cli.bench.prompts import random_prompts
 from canter.cli.bench.report import Report, add_report_flags
-from canter.core.config import EngineArgs
 from canter.core.sampling_params import SamplingParams
 
 EXAMPLES = """\
@@ -21,10 +20,10 @@ EXAMPLES = """\
 
 def build_parser() -> Parser:
     parser = Parser("canter bench throughput", "Submit many requests at once, offline, and measure tokens a second.", EXAMPLES)
-    add_number(parser, "--input-len", default=128, doc="Prompt tokens of a request.")
-    add_number(parser, "--output-len", default=128, doc="Tokens generated for a request.")
-    add_number(parser, "--num-prompts", default=32, doc="Requests.")
-    add_number(parser, "--n", default=1, doc="Answers to each prompt.")
+    add_number(parser, "--input-len", default=128, doc="Prompt tokens of a request.", least=1)
+    add_number(parser, "--output-len", default=128, doc="Tokens generated for a request.", least=1)
+    add_number(parser, "--num-prompts", default=32, doc="Requests.", least=1)
+    add_number(parser, "--n", default=1, doc="Answers to each prompt.", least=1)
     add_report_flags(parser)
     add_engine_flags(parser)
     return parser
@@ -32,8 +31,7 @@ def build_parser() -> Parser:
 
 def run(namespace: Namespace) -> int:
     arguments = engine_args(namespace)
-    keywords = given(namespace, EngineArgs) | {"model": arguments.model}
-    with canter.LLM(**keywords) as llm:
+    with load(namespace) as llm:
         vocab = llm.info.vocab_size
         temperature = 1.0 if namespace.n > 1 else 0.0
         sampling = SamplingParams(
