@@ -11,15 +11,22 @@ from dataclasses import dataclass
 from canter.client.mailbox import Mailbox
 from canter.client.outputs import RequestGroup, RequestOutput, RequestState, TokenTexts
 from canter.client.protocol import RequestObserver
+from canter.core.config import EngineArgs
 from canter.core.errors import EngineError, InvalidRequestError, QueueFullError
 from canter.core.logging import get_logger
-from canter.core.messages import FINISH_ABORT, AbortRequests, AddRequest, EngineStats, FrontendMessage, Outputs, RequestDelta
+from canter.core.messages import FINISH_ABORT, AbortRequests, AddRequest, EngineInfo, EngineStats, FrontendMessage, Outputs, RequestDelta
 from canter.core.sampling_params import SamplingParams
 from canter.text.tokenizer import Tokenizer
 
 logger = get_logger(__name__)
 
 RETRY_AFTER_SECONDS = 1.0
+DEFAULT_MAX_QUEUED = 4096
+
+
+def most_live(info: EngineInfo, args: EngineArgs) -> int:
+    """How many engine requests may be alive at once, running and waiting; every choice of every prompt is one."""
+    return info.max_num_seqs + (args.max_num_queued_reqs or DEFAULT_MAX_QUEUED)
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +80,7 @@ class RequestHub:
     ) -> AsyncGenerator[RequestOutput, None]:
         """See `EngineClient.generate`."""
         arrival_time = time.time()
+        self._check_room(params.n)  # before anything is made: a list of many prompts must be refused quickly
         group = RequestGroup(request_id, prompt, prompt_token_ids, params, self._tokenizer, arrival_time=arrival_time, texts=self._texts)
         live = _Live(group, Mailbox(params.output_kind))
         self._register(live)
@@ -133,14 +141,16 @@ class RequestHub:
                 await asyncio.wait_for(self._idle.wait(), timeout)
         return self._idle.is_set()
 
+    def _check_room(self, num_choices: int) -> None:
+        if self.max_live is not None and self.num_live + num_choices > self.max_live:
+            raise QueueFullError(
+                f"The server is full: {self.num_live} requests are running or waiting. Try again later.", RETRY_AFTER_SECONDS
+            )
+
     def _register(self, live: _Live) -> None:
         group = live.group
         if group.request_id in self._groups or any(child_id in self._by_child for child_id in group.states):
             raise InvalidRequestError(f"A request with the id {group.request_id!r} is already running.", "request_id")
-        if self.max_live is not None and self.num_live + len(group.states) > self.max_live:
-            raise QueueFullError(
-                f"The server is full: {self.num_live} requests are running or waiting. Try again later.", RETRY_AFTER_SECONDS
-            )
         if not self._by_child:
             self.last_heard = time.monotonic()
         self._groups[group.request_id] = live

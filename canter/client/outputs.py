@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from canter.core import errors
 from canter.core.errors import CanterError, EngineError
@@ -113,6 +115,19 @@ def error_of(delta: RequestDelta) -> CanterError:
     return kind(message) if isinstance(kind, type) and issubclass(kind, CanterError) else EngineError(message)
 
 
+_stop_checkers: WeakValueDictionary[tuple[object, ...], StopChecker] = WeakValueDictionary()
+
+
+def _stop_strings(params: SamplingParams) -> StopChecker:
+    """A fresh checker, to be copied before use. Copies share the tables, which are large for long stop strings: all choices
+    of a request, and all its prompts, need them once."""
+    key = (params.include_stop_str_in_output, params.min_tokens, *params.stop_strings)
+    checker = _stop_checkers.get(key)
+    if checker is None:
+        checker = _stop_checkers[key] = StopChecker(params.stop_strings, params.include_stop_str_in_output, params.min_tokens)
+    return checker
+
+
 class RequestState:
     """One choice of one prompt, which is one request of the engine.
 
@@ -146,12 +161,14 @@ class RequestState:
         self._texts = texts if texts is not None else TokenTexts(tokenizer) if tokenizer is not None else None
         self._detokenizer: IncrementalDetokenizer | None = None
         self._stop: StopChecker | None = None
+        self._stop_strings: StopChecker | None = None  # kept, so that others can share it
         if tokenizer is not None and params.detokenize:
             self._detokenizer = IncrementalDetokenizer(
                 tokenizer, prompt_token_ids, params.skip_special_tokens, params.spaces_between_special_tokens
             )
             if params.stop_strings:
-                self._stop = StopChecker(params.stop_strings, params.include_stop_str_in_output, params.min_tokens)
+                self._stop_strings = _stop_strings(params)
+                self._stop = copy.copy(self._stop_strings)
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []

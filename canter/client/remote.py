@@ -18,7 +18,7 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from canter.client.hub import RequestHub
+from canter.client.hub import RequestHub, most_live
 from canter.client.outputs import RequestOutput
 from canter.client.protocol import RequestObserver
 from canter.core import messages
@@ -43,7 +43,6 @@ from canter.text.tokenizer import Tokenizer
 logger = get_logger(__name__)
 
 ENGINE_COMMAND = (sys.executable, "-m", "canter.engine.process")
-DEFAULT_MAX_QUEUED = 4096
 MAX_IPC_PATH_BYTES = 100
 EXIT_SECONDS = 10.0
 TERMINATE_SECONDS = 2.0
@@ -200,8 +199,7 @@ class RemoteClient:
         if self._process is not None and not self._dead.is_set():
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        self._remove_directory()
 
     def _check_usable(self) -> None:
         if self._failure is not None:
@@ -245,7 +243,8 @@ class RemoteClient:
 
     def _on_ready(self, info: EngineInfo) -> None:
         self.info = info
-        self._hub.max_live = info.max_num_seqs + (self._args.max_num_queued_reqs or DEFAULT_MAX_QUEUED)
+        self._hub.max_live = most_live(info, self._args)
+        self._remove_directory()  # both ends are connected: now nothing can stay behind, however this process ends
         self._settled.set()
 
     def _finish_utility(self, result: UtilityResult) -> None:
@@ -299,6 +298,9 @@ class RemoteClient:
         if self._context is not None:
             self._context.term()
             self._context = None
+        self._remove_directory()
+
+    def _remove_directory(self) -> None:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None

@@ -16,10 +16,14 @@ MAX_ALLOWED_TOKEN_IDS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 4096
+MAX_STOP_CHARS = 16384
+"""All stop strings of a request together: what watches for them takes memory and time for each character."""
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_TOKENS = 1024
 GREEDY_EPSILON = 1e-5
 MIN_TEMPERATURE = 1e-2
+MIN_REPETITION_PENALTY = 1e-6
+"""And at most its inverse: beyond, logits leave the range of float32."""
 
 
 class OutputKind(IntEnum):
@@ -102,7 +106,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         _integer(self.n, "n", 1, MAX_N)
         _number(self.presence_penalty, "presence_penalty", -2.0, 2.0)
         _number(self.frequency_penalty, "frequency_penalty", -2.0, 2.0)
-        _number(self.repetition_penalty, "repetition_penalty", 0.0, math.inf, above=True)
+        _number(self.repetition_penalty, "repetition_penalty", MIN_REPETITION_PENALTY, 1 / MIN_REPETITION_PENALTY)
         _number(self.temperature, "temperature", 0.0, 2.0)
         _number(self.top_p, "top_p", 0.0, 1.0, above=True)
         _integer(self.top_k, "top_k", 0, None, hint=" (0 or -1 turns it off)")
@@ -136,6 +140,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 raise InvalidRequestError(
                     f"stop must hold non-empty strings of at most {MAX_STOP_STRING_CHARS} characters, got {text!r:.80}.", "stop"
                 )
+        if sum(map(len, stops)) > MAX_STOP_CHARS:
+            raise InvalidRequestError(f"stop may hold at most {MAX_STOP_CHARS} characters together, got {sum(map(len, stops))}.", "stop")
         if stops and not self.detokenize:
             raise InvalidRequestError("stop strings need detokenize=True.", "stop")
         _ids(self.stop_token_ids, "stop_token_ids", MAX_STOP_TOKEN_IDS)

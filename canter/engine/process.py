@@ -7,6 +7,7 @@ then serves. It ends on `Shutdown`, and at once when its stdin closes: then the 
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -14,11 +15,12 @@ import sys
 import threading
 from typing import Any
 
+import msgspec
 import zmq
 
 from canter.core import messages
 from canter.core.config import EngineArgs
-from canter.core.errors import CanterError
+from canter.core.errors import CanterError, EngineError
 from canter.core.logging import configure_logging, get_logger
 from canter.core.messages import (
     AbortRequests,
@@ -37,6 +39,8 @@ from canter.engine.build import build_engine
 from canter.engine.core import EngineCore
 
 logger = get_logger(__name__)
+
+_PR_SET_PDEATHSIG = 1
 
 
 class EngineProcess:
@@ -62,8 +66,20 @@ class EngineProcess:
                 data = self._socket.recv(flags)
             except zmq.Again:
                 return
-            self._handle(messages.decode_frontend(data))
+            self._read(data)
             flags = zmq.NOBLOCK
+
+    def _read(self, data: bytes) -> None:
+        """A message that makes no sense must not end the engine, nor leave its sender waiting."""
+        try:
+            message = messages.decode_frontend(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            logger.exception("a message from the client could not be read")
+            fields = msgspec.msgpack.decode(data)
+            if fields[0] == AddRequest.__name__:
+                self._refuse(fields[1], EngineError("The engine could not read the request."))
+            return
+        self._handle(message)
 
     def _handle(self, message: messages.FrontendMessage) -> None:
         match message:
@@ -80,14 +96,23 @@ class EngineProcess:
         try:
             self._core.add_request(request)
         except CanterError as error:
-            delta = RequestDelta(request.request_id, [], messages.FINISH_ERROR, error=str(error), error_type=type(error).__name__)
-            send(self._socket, Outputs([delta], self._core.stats()))
+            self._refuse(request.request_id, error)
+        except Exception as error:
+            logger.exception("request %r could not be added", request.request_id)
+            self._refuse(request.request_id, EngineError(f"The engine could not add the request ({type(error).__name__})."))
+
+    def _refuse(self, request_id: str, error: CanterError) -> None:
+        delta = RequestDelta(request_id, [], messages.FINISH_ERROR, error=str(error), error_type=type(error).__name__)
+        send(self._socket, Outputs([delta], self._core.stats()))
 
     def _call(self, call: Utility) -> UtilityResult:
         try:
             return UtilityResult(call.call_id, self._core.utility(call.method, call.args))
         except CanterError as error:
             return UtilityResult(call.call_id, error=str(error))
+        except Exception as error:  # wrong arguments, most likely
+            logger.exception("%s failed", call.method)
+            return UtilityResult(call.call_id, error=f"{call.method} failed: {type(error).__name__}.")
 
 
 def send(socket: zmq.Socket[bytes], message: Message) -> None:
@@ -99,6 +124,7 @@ def main() -> int:
     configure_logging("engine")
     import_seconds = _seconds_since_process_start()
     start = json.loads(sys.stdin.readline())
+    _die_with_client()
     threading.Thread(target=_exit_with_client, name="canter-parent-watch", daemon=True).start()
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
@@ -135,6 +161,12 @@ def _load_and_serve(socket: zmq.Socket[bytes], arguments: dict[str, Any], import
         send(socket, Failed(f"The engine stopped: {type(error).__name__}."))
         return 1
     return 0
+
+
+def _die_with_client() -> None:
+    """Ask the kernel to kill this process with the client's: also while it is stopped and can't read the end of its stdin."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _exit_with_client() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,7 +18,9 @@ from canter.core.logging import get_logger
 logger = get_logger(__name__)
 
 T = TypeVar("T", bound=msgspec.Struct)
-_PATH = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_PATH = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
+_NULL = b"null"
+_MAX_NEUTRAL_BYTES = 64
 _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]*)`$")
 
 
@@ -42,22 +47,85 @@ async def read_json(request: Request, kind: type[T], limit: int) -> T:
 
 
 def parse(body: bytes, kind: type[T]) -> T:
-    """A body as a struct. Null means the default, unknown fields are ignored, unsupported ones refused by name."""
-    fields = _decode_object(body, kind)
-    given = {name: value for name, value in fields.items() if value is not None}
-    refuse_unsupported(given, getattr(kind, "UNSUPPORTED", {}))
-    known = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
-    unknown = [name for name in given if name not in known]
+    """A body as a struct. Null means the default, unknown fields are ignored, unsupported ones refused by name.
+
+    Only fields that `kind` knows are decoded, so that junk of many million values costs nothing. (A thread would not help:
+    the decoder keeps the interpreter to itself.)
+    """
+    layout = _layout(kind)
+    fields = _split(body, layout.raw)
+    if logger.isEnabledFor(logging.DEBUG):
+        _log_unknown(body, layout)
+    given = {name: raw for name in layout.raw.__struct_fields__ if memoryview(raw := getattr(fields, name)) != _NULL}
+    refuse_unsupported({name: _small_value(given[name]) for name in layout.unsupported if name in given}, layout.unsupported)
+    for name in layout.required:
+        if name not in given:
+            raise InvalidRequestError(f"{name} is required.", name)
+    return kind(**{name: _field(name, given[name], decoder) for name, decoder in layout.decoders.items() if name in given})
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How to read a kind of body: `raw` splits it into its known fields, `decoders` read them."""
+
+    raw: type[msgspec.Struct]
+    decoders: dict[str, msgspec.json.Decoder[Any]]
+    required: tuple[str, ...]
+    unsupported: Mapping[str, tuple[Any, ...]]
+
+
+@cache
+def _layout(kind: type[msgspec.Struct]) -> _Layout:
+    fields = msgspec.structs.fields(kind)
+    unsupported: dict[str, tuple[Any, ...]] = getattr(kind, "UNSUPPORTED", {})
+    names = dict.fromkeys([*(field.encode_name for field in fields), *unsupported])
+    raw = msgspec.defstruct(kind.__name__, [(name, msgspec.Raw, msgspec.Raw(_NULL)) for name in names])
+    decoders = {field.encode_name: msgspec.json.Decoder(field.type) for field in fields}
+    return _Layout(raw, decoders, tuple(field.encode_name for field in fields if field.required), unsupported)
+
+
+def _split(body: bytes, raw: type[msgspec.Struct]) -> msgspec.Struct:
+    try:
+        return msgspec.json.decode(body, type=raw)
+    except msgspec.ValidationError:
+        text = body.lstrip()[:1]
+        what = {b"[": "list", b'"': "str", b"n": "NoneType", b"t": "bool", b"f": "bool"}.get(text, "number")
+        raise InvalidRequestError(f"The request body must be a JSON object, got {what}.") from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"The request body is not valid JSON: {_reason(error)}.") from None
+
+
+def _log_unknown(body: bytes, layout: _Layout) -> None:
+    unknown = [name for name in msgspec.json.decode(body, type=dict[str, msgspec.Raw]) if name not in layout.raw.__struct_fields__]
     if unknown:
         logger.debug("ignored unknown fields: %s", ", ".join(map(repr, unknown))[:1000])
-    for name, value in given.items():
-        # JSON writers of some languages have no integers: 5.0 is as good as 5.
-        if isinstance(value, float) and value.is_integer() and known.get(name) in (int, int | None):
-            given[name] = int(value)
+
+
+def _small_value(raw: msgspec.Raw) -> Any:
+    """The value of a field of which only short values are of interest."""
+    if memoryview(raw).nbytes > _MAX_NEUTRAL_BYTES:
+        return raw
     try:
-        return msgspec.convert(given, kind)
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return raw
+
+
+def _field(name: str, raw: msgspec.Raw, decoder: msgspec.json.Decoder[Any]) -> Any:
+    try:
+        return decoder.decode(raw)
     except msgspec.ValidationError as error:
-        raise _named_error(error) from None
+        # JSON writers of some languages have no integers: 5.0 is as good as 5.
+        number = _small_value(raw) if decoder.type in (int, int | None) else None
+        if isinstance(number, float) and number.is_integer():
+            return int(number)
+        raise _named_error(error, name) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"{name}: not valid JSON: {_reason(error)}.", name) from None
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or "it is nested too deeply"
 
 
 def refuse_unsupported(given: Mapping[str, Any], unsupported: Mapping[str, tuple[Any, ...]]) -> None:
@@ -67,36 +135,12 @@ def refuse_unsupported(given: Mapping[str, Any], unsupported: Mapping[str, tuple
             raise InvalidRequestError(f"{name} is not supported by this server. Leave it out.", name)
 
 
-def _decode_object(body: bytes, kind: type[T]) -> dict[str, Any]:
-    try:
-        value = msgspec.json.decode(body)
-    except msgspec.ValidationError as error:
-        _raise_with_field(body, kind)
-        raise _named_error(error) from None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"The request body is not valid JSON: {str(error) or 'it is nested too deeply'}.") from None
-    if not isinstance(value, dict):
-        raise InvalidRequestError(f"The request body must be a JSON object, got {type(value).__name__}.")
-    return value
-
-
-def _raise_with_field(body: bytes, kind: type[T]) -> None:
-    """Decoding against the schema names the field of a number that JSON allows and no machine can hold."""
-    try:
-        msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise _named_error(error) from None
-    except (msgspec.DecodeError, RecursionError):
-        return
-
-
-def _named_error(error: msgspec.ValidationError) -> InvalidRequestError:
+def _named_error(error: msgspec.ValidationError, name: str) -> InvalidRequestError:
     match = _PATH.match(str(error))
-    what, path = (match["what"], match["path"] or "") if match else (str(error), "")
+    what, path = (match["what"], name + (match["path"] or "")) if match else (str(error), name)
     missing = _MISSING.match(what)
     if missing:
-        name = f"{path}.{missing['name']}" if path else missing["name"]
-        return InvalidRequestError(f"{name} is required.", name)
+        path = f"{path}.{missing['name']}"
+        return InvalidRequestError(f"{path} is required.", path)
     what = what.replace("`", "")
-    text = f"{path}: {what[:1].lower()}{what[1:]}." if path else f"{what}."
-    return InvalidRequestError(text, path or None)
+    return InvalidRequestError(f"{path}: {what[:1].lower()}{what[1:]}.", path)

@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from canter.client.hub import most_live
 from canter.client.outputs import RequestOutput, merge_outputs
 from canter.client.protocol import EngineClient
 from canter.core.config import EngineArgs
@@ -25,6 +26,8 @@ T = TypeVar("T")
 
 INLINE_CHARS = 4096
 """Shorter texts are tokenised on the event loop: handing them to a thread would take longer."""
+MAX_TOKEN_CHARS = 256
+"""No token of a byte-level vocabulary stands for so much text: what is longer than a context of such tokens can't fit."""
 MAX_CACHE_SALT_CHARS = 128
 MERGE_QUEUE_SIZE = 16
 MAX_PRIORITY = 2**31
@@ -82,9 +85,31 @@ class Generation:
             raise EngineNotReadyError("The model is still loading. Try again in a moment.")
         return self.client.info
 
-    async def encode(self, text: str, add_special_tokens: bool) -> Prompt:
-        """Tokenise a text; a long one in a thread, so that other requests go on."""
-        return Prompt(text, await _off_loop(len(text), lambda: self.text.tokenizer.encode(text, add_special_tokens)))
+    async def encode(self, text: str, add_special_tokens: bool, must_fit: bool = False) -> Prompt:
+        """Tokenise a text; a long one in a thread, so that other requests go on. `must_fit`: refuse what is too long for the context."""
+        tokenizer = self.text.tokenizer
+        if len(text) <= INLINE_CHARS:
+            return Prompt(text, tokenizer.encode(text, add_special_tokens))
+        limit = self.info.max_model_len * MAX_TOKEN_CHARS
+        if must_fit and len(text) > limit and tokenizer.token_bytes is not None:
+            raise InvalidRequestError(
+                f"The prompt has {len(text)} characters, more than the model's context of {self.info.max_model_len} tokens can hold. "
+                "Shorten it, or set truncate_prompt_tokens.",
+                "prompt",
+            )
+        # As a batch of one: the library keeps the interpreter to itself while it encodes a single text.
+        [token_ids] = await asyncio.to_thread(tokenizer.encode_batch, [text], add_special_tokens)
+        return Prompt(text, token_ids)
+
+    def check_length(self, length: int) -> None:
+        """Raises `InvalidRequestError` for a prompt of so many tokens that no room is left for an answer."""
+        context = self.info.max_model_len
+        if length >= context:
+            raise InvalidRequestError(
+                f"The prompt has {length} tokens, but the model's context is {context} tokens, prompt and answer together. "
+                f"Shorten the prompt to at most {context - 1} tokens, or set truncate_prompt_tokens.",
+                "prompt",
+            )
 
     def check_token_ids(self, token_ids: Sequence[int], name: str) -> Prompt:
         """A prompt that came as token ids. Raises `InvalidRequestError` for one outside the vocabulary."""
@@ -112,6 +137,7 @@ class Generation:
         prompts = [self._truncated(prompt, wishes) for prompt in prompts]
         rooms = [self._room(prompt, wishes) for prompt in prompts]
         base = self._sampling(wishes)
+        self._check_number(len(prompts) * base.n)
         limits = [self._max_tokens(room, wishes) for room in rooms]
         params = [base if limit == base.max_tokens else base.clone(max_tokens=limit) for limit in limits]
         return Job(request_id, prompts, params, wishes.priority, wishes.cache_salt)
@@ -169,12 +195,7 @@ class Generation:
         context, length = self.info.max_model_len, len(prompt.token_ids)
         if length == 0:
             raise InvalidRequestError("The prompt is empty: at least one token is needed.", "prompt")
-        if length >= context:
-            raise InvalidRequestError(
-                f"The prompt has {length} tokens, but the model's context is {context} tokens, prompt and answer together. "
-                f"Shorten the prompt to at most {context - 1} tokens, or set truncate_prompt_tokens.",
-                "prompt",
-            )
+        self.check_length(length)
         wanted = wishes.sampling.get("max_tokens")
         if wanted is not None and length + wanted > context:
             raise InvalidRequestError(
@@ -190,6 +211,14 @@ class Generation:
             return int(given)
         default = wishes.default_max_tokens or self.text.defaults.get("max_tokens")
         return room if default is None else min(room, default)
+
+    def _check_number(self, num_choices: int) -> None:
+        """A request that could never be taken in must not be told to try again."""
+        most = most_live(self.info, self._args)
+        if num_choices > most:
+            raise InvalidRequestError(
+                f"The request asks for {num_choices} choices, all prompts together; this server takes in at most {most} at once.", "n"
+            )
 
     def _check_priority(self, priority: int) -> None:
         if not -MAX_PRIORITY <= priority < MAX_PRIORITY:

@@ -197,11 +197,12 @@ class _EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         stats, info = self._metrics.stats, self._metrics.info
+        untouched = info.num_blocks if info is not None and not stats.num_blocks else 0  # before the first step tells
         yield self._gauge("vllm:num_requests_running", "Requests that run.", stats.num_running)
         yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", stats.num_waiting)
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use, 0 to 1.", stats.cache_usage)
-        yield self._gauge("canter:num_free_blocks", "Cache blocks that are free.", stats.num_free_blocks)
-        yield self._gauge("canter:num_blocks", "Cache blocks.", stats.num_blocks or (info.num_blocks if info else 0))
+        yield self._gauge("canter:num_free_blocks", "Cache blocks that are free.", stats.num_free_blocks or untouched)
+        yield self._gauge("canter:num_blocks", "Cache blocks.", stats.num_blocks or untouched)
         yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries)
         yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits)
         yield self._counter("vllm:num_preemptions", "Preemptions.", stats.num_preemptions)

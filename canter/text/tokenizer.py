@@ -68,20 +68,21 @@ class Tokenizer:
         `add_special_tokens` frames the ids as the model wants its prompts (BOS, EOS); a BOS that the text already begins with is
         not doubled. Raises `InvalidRequestError` for text that is not Unicode (lone surrogates).
         """
-        return self._frame(self._encoded([text], add_special_tokens)[0], add_special_tokens)
+        framed = add_special_tokens and self._prefix is None
+        try:
+            ids = self._backend.encode(text, add_special_tokens=framed).ids
+        except (TypeError, UnicodeEncodeError):
+            raise InvalidRequestError(f"The text can't be encoded: {_text_fault([text])}.") from None
+        return self._frame(ids, add_special_tokens)
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """`encode` of each text, on as many threads as the library takes; the interpreter stays free meanwhile."""
-        return [self._frame(ids, add_special_tokens) for ids in self._encoded(texts, add_special_tokens)]
-
-    def _encoded(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         framed = add_special_tokens and self._prefix is None
         try:
-            if len(texts) == 1:
-                return [self._backend.encode(texts[0], add_special_tokens=framed).ids]
-            return [encoding.ids for encoding in self._backend.encode_batch_fast(list(texts), add_special_tokens=framed)]
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=framed)
         except (TypeError, UnicodeEncodeError):
             raise InvalidRequestError(f"The text can't be encoded: {_text_fault(texts)}.") from None
+        return [self._frame(encoding.ids, add_special_tokens) for encoding in encodings]
 
     def _frame(self, ids: list[int], add_special_tokens: bool) -> list[int]:
         if not add_special_tokens:

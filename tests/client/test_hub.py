@@ -5,6 +5,7 @@ from contextlib import aclosing
 
 import pytest
 
+from canter.client import hub
 from canter.core.errors import EngineDeadError, InvalidRequestError, QueueFullError
 from canter.core.messages import Outputs, RequestDelta
 from canter.core.sampling_params import OutputKind, SamplingParams
@@ -193,3 +194,18 @@ def test_the_observer_is_told_of_tokens_ends_and_steps() -> None:
 
     asyncio.run(main())
     assert calls == [("tokens", 1, True, True), "step", ("tokens", 1, False, True), ("end", "length"), "step", "group"]
+
+
+def test_a_full_hub_refuses_before_it_makes_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_, **__) -> None:
+        raise AssertionError("a request was made")
+
+    async def main() -> None:
+        client = FakeEngineClient()
+        client.hub.max_live = 4
+        monkeypatch.setattr(hub, "RequestGroup", broken)
+        with pytest.raises(QueueFullError):
+            await collect(client.generate("r", [97], delta_params(n=5)))
+        assert client.hub.num_live == 0
+
+    asyncio.run(main())

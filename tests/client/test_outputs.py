@@ -211,3 +211,17 @@ def test_merged_deltas_say_what_single_ones_say(text: str, cuts: list[int], stop
         merged = merge_outputs(merged, output, DELTA)
     assert merged.outputs[0] == whole
     assert merged.finished
+
+
+def test_choices_share_what_watches_for_their_stop_strings() -> None:
+    params = SamplingParams(n=3, max_tokens=100, stop=["xy" * 50, "cd"], output_kind=DELTA)
+    groups = [RequestGroup(name, None, [97], params, fake_tokenizer()) for name in ("r", "s")]
+    states = [choice for group in groups for choice in group.states.values()]
+    tables = {id(choice._stop._next) for choice in states if choice._stop is not None}
+    assert len(tables) == 1
+    first, second = states[:2]
+    first.feed(delta(b"abc"))
+    second.feed(delta(b"d"))
+    assert not second.finished
+    first.feed(delta(b"d"))
+    assert first.finished and first.stop_reason == "cd" and not second.finished

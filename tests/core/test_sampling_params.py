@@ -24,7 +24,7 @@ from canter.core.sampling_params import SamplingParams
         ("stop_token_ids", [-1]), ("stop_token_ids", ["a"]), ("stop_token_ids", list(range(129))),
         ("allowed_token_ids", []), ("allowed_token_ids", [-1]), ("allowed_token_ids", list(range(1025))),
         ("bad_words", [""]), ("bad_words", ["a"] * 129), ("bad_words", [3]),
-        ("logit_bias", {"x": 1.0}), ("logit_bias", {-1: 1.0}), ("logit_bias", {1: math.nan}), 
+        ("logit_bias", {"x": 1.0}), ("logit_bias", {-1: 1.0}), ("logit_bias", {1: math.nan}),
         ("logit_bias", dict.fromkeys(range(1025), 1.0)),
     ],
 )  # fmt: skip
@@ -77,3 +77,13 @@ def test_it_travels() -> None:
     params = SamplingParams(temperature=0.5, stop=["a"], logit_bias={3: 1.0}, eos_token_ids=[2], bad_words_token_ids=[[1, 2]])
     request = messages.AddRequest("r", [1, 2, 3], params, 1.5, 2, "salt")
     assert messages.decode_frontend(messages.encode(request)) == request
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("stop", ["x" * 4096] * 5), ("repetition_penalty", 1e308), ("repetition_penalty", 1e7), ("repetition_penalty", 1e-40)],
+)
+def test_values_that_would_cost_too_much_or_overflow(field: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=field) as error:
+        SamplingParams(**{field: value})
+    assert error.value.param == field

@@ -202,6 +202,15 @@ def test_metrics_tell_of_requests() -> None:
     assert "process_resident_memory_bytes" in got
 
 
+def test_before_the_first_step_all_blocks_are_free() -> None:
+    async def body(h: Harness) -> None:
+        lines = (await h.http.get("/metrics")).text.splitlines()
+        values = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines if line.startswith("canter:num_")}
+        assert values["canter:num_free_blocks"] == values["canter:num_blocks"] > 0
+
+    with_harness(body)
+
+
 def test_bucket_series() -> None:
     assert count_buckets(120) == (1, 2, 5, 10, 20, 50, 100)
 

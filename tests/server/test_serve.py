@@ -179,6 +179,38 @@ def test_garbage_closes_the_connection_and_hurts_nobody(shared: Process, data: b
     assert httpx.get(shared.url + "/health").status_code == 200
 
 
+def ask(process: Process, *parts: bytes) -> bytes:
+    """The whole answer to bytes that are sent in parts."""
+    with socket.create_connection(("127.0.0.1", process.port), timeout=10) as connection:
+        for part in parts:
+            connection.sendall(part)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+COMPLETION = b'{"prompt": "ab", "max_tokens": 3}'
+UPGRADE_HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nConnection: Upgrade, HTTP2-Settings, close\r\n"
+    b"Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQBAAAAAAIAAAAA\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+) % len(COMPLETION)
+
+
+@pytest.mark.parametrize("cut", [len(UPGRADE_HEAD), 10, len(UPGRADE_HEAD) + 5, len(UPGRADE_HEAD + COMPLETION)])
+def test_a_wish_for_http2_is_passed_over(shared: Process, cut: int) -> None:
+    whole = UPGRADE_HEAD + COMPLETION
+    answer = ask(shared, whole[:cut], whole[cut:])
+    assert answer.startswith(b"HTTP/1.1 200") and b'"text":"aba"' in answer
+
+
+def test_trailers_without_end_close_the_connection(shared: Process) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", shared.port), timeout=10) as connection:
+        connection.sendall(head + b"%x\r\n%b\r\n0\r\n" % (len(COMPLETION), COMPLETION))
+        with pytest.raises(ConnectionError):
+            for _ in range(2000):
+                connection.sendall(b"A: " + b"b" * 50_000 + b"\r\n")
+    assert httpx.get(shared.url + "/health").status_code == 200
+
+
 def test_it_listens_while_it_loads_and_stops_when_told() -> None:
     with server("--hold", ready=False) as process:
         body = process.wait_for_status(503).json()

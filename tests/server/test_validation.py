@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 
 from canter.core.config import EngineArgs
 from canter.core.errors import InvalidRequestError
 from canter.server.body import parse
-from canter.server.schemas.openai import ChatRequest
+from canter.server.schemas.openai import ChatRequest, CompletionRequest
 from tests.server.helpers import Harness, error_of, with_harness
 
 TEXT, NEGATIVE, HUGE = "x", -5, 10**30
@@ -254,3 +255,63 @@ def test_our_own_faults_tell_nothing() -> None:
 def test_long_inputs_are_not_echoed_at_length() -> None:
     response = with_harness(lambda h: h.chat(model="x" * 200_000))
     assert len(response.content) < 16_384
+
+
+def test_junk_in_unknown_fields_is_not_built() -> None:
+    body = b'{"prompt": "a", "junk": [' + b"[]," * 500_000 + b'1e999], "max_tokens": 2}'
+    tracemalloc.start()
+    try:
+        assert parse(body, CompletionRequest).max_tokens == 2
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_number_may_be_written_as_a_float() -> None:
+    assert parse(b'{"prompt": "a", "max_tokens": 5.0, "n": 2}', CompletionRequest).max_tokens == 5
+
+
+def test_an_unsupported_value_of_any_size_is_refused() -> None:
+    for value in (b"[" + b"1," * 10_000 + b"1]", b'"' + b"x" * 100 + b'"', b"1e999"):
+        with pytest.raises(InvalidRequestError, match="best_of"):
+            parse(b'{"prompt": "a", "best_of": ' + value + b"}", CompletionRequest)
+
+
+def test_text_that_is_no_unicode_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="not valid JSON"):
+        parse(b'{"prompt": "a", "user": "\\ud800\\n"}', CompletionRequest)
+    with pytest.raises(InvalidRequestError, match="user: not valid JSON"):
+        parse(b'{"prompt": "a", "user": "\xff"}', CompletionRequest)
+
+
+def test_more_choices_than_the_server_could_ever_take_in() -> None:
+    async def body(h: Harness) -> None:
+        error = error_of(await h.complete(["a"] * 1024, n=128, max_tokens=1), 400)
+        assert error["param"] == "n" and "131072" in error["message"]
+        assert not h.engine.core.seen
+
+    with_harness(body)
+
+
+def test_prompts_that_can_not_fit_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(h: Harness) -> None:
+        def broken(*_: object) -> None:
+            raise AssertionError("the prompt was read")
+
+        monkeypatch.setattr(h.app.state.server.text.tokenizer, "encode_batch", broken)
+        assert "characters" in error_of(await h.complete("a" * 200_000), 400)["message"]
+        assert "characters" in error_of(await h.chat("a" * 200_000), 400)["message"]
+        assert "100000 tokens" in error_of(await h.complete([97] * 100_000), 400)["message"]
+
+    with_harness(body)
+
+
+def test_long_texts_are_encoded_where_the_interpreter_stays_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(h: Harness) -> None:
+        tokenizer = h.app.state.server.text.tokenizer
+        expected = tokenizer.encode("ab" * 5000)
+        monkeypatch.setattr(tokenizer, "encode", None)
+        answer = await h.http.post("/tokenize", json={"prompt": "ab" * 5000})
+        assert answer.json()["tokens"] == expected
+
+    with_harness(body)

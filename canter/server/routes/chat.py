@@ -99,7 +99,8 @@ async def chat_prompt(generation: Generation, body: Any, trust_template: bool) -
         documents=getattr(body, "documents", None),
         template=None if body.chat_template is None else load_chat_template(generation.text.tokenizer, body.chat_template),
     )
-    return await generation.encode(text, bool(body.add_special_tokens))
+    must_fit = getattr(body, "truncate_prompt_tokens", -1) is None
+    return await generation.encode(text, bool(body.add_special_tokens), must_fit)
 
 
 def _template_kwargs(body: Any) -> dict[str, Any]:

@@ -77,10 +77,16 @@ async def _prompts(generation: Generation, body: CompletionRequest) -> list[Prom
     """The four forms of `prompt`: text, texts, token ids, lists of token ids."""
     given = body.prompt
     special = True if body.add_special_tokens is None else body.add_special_tokens
+    must_fit = body.truncate_prompt_tokens is None
     if isinstance(given, str):
-        return [await generation.encode(given, special)]
+        return [await generation.encode(given, special, must_fit)]
     if not given:
         raise InvalidRequestError("prompt must not be empty.", "prompt")
+    # Before anything looks at each item: there may be millions.
+    if not isinstance(given[0], int) and len(given) > MAX_PROMPTS:
+        raise InvalidRequestError(f"prompt may hold at most {MAX_PROMPTS} prompts, got {len(given)}.", "prompt")
+    if isinstance(given[0], int) and must_fit:
+        generation.check_length(len(given))
     kinds = {type(item) for item in given}
     if kinds == {int}:
         return [generation.check_token_ids([item for item in given if isinstance(item, int)], "prompt")]
@@ -88,10 +94,8 @@ async def _prompts(generation: Generation, body: CompletionRequest) -> list[Prom
         raise InvalidRequestError(
             "prompt must be a string, a list of strings, a list of token ids, or a list of lists of token ids.", "prompt"
         )
-    if len(given) > MAX_PROMPTS:
-        raise InvalidRequestError(f"prompt may hold at most {MAX_PROMPTS} prompts, got {len(given)}.", "prompt")
     if kinds == {str}:
-        return list(await asyncio.gather(*(generation.encode(item, special) for item in given if isinstance(item, str))))
+        return list(await asyncio.gather(*(generation.encode(item, special, must_fit) for item in given if isinstance(item, str))))
     return [generation.check_token_ids(item, "prompt") for item in given if isinstance(item, list)]
 
 
