@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import signal
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from tqdm.auto import tqdm
 
 from canter.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-from canter.checkpoint.model_config import read_model_config
-from canter.checkpoint.resolve import resolve
 from canter.client.inprocess import InProcessClient
 from canter.client.outputs import RequestOutput
 from canter.core.config import DEFAULT_MODEL, EngineArgs
@@ -30,8 +31,9 @@ from canter.core.sampling_params import OutputKind, SamplingParams
 from canter.core.vllm_names import VLLM_ONLY, explain_unknown
 from canter.engine.build import build_engine
 from canter.text.chat_template import load_chat_template
-from canter.text.prepare import default_sampling, finish_params
-from canter.text.tokenizer import Tokenizer, load_tokenizer
+from canter.text.model_text import load_model_text
+from canter.text.prepare import finish_params
+from canter.text.tokenizer import Tokenizer
 
 Prompt = str | Mapping[str, Any]
 Message = Mapping[str, Any]
@@ -88,9 +90,39 @@ class _ProgressBar:
         self.bar.postfix = _speed(self.num_input / seconds, self.num_output / seconds)
         self.bar.update(len(output.outputs))
 
+    def advance(self, count: int) -> None:
+        if self.bar is not None:
+            self.bar.update(count)
+
     def close(self) -> None:
         if self.bar is not None:
             self.bar.close()
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C takes effect at the end of the block, for a step that is cut in two leaves an engine that nothing mends.
+
+    A second one takes effect at once. Python calls signal handlers in the main thread only, so nothing is held in others.
+    """
+    usual = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(usual):
+        yield
+        return
+    held: list[tuple[int, FrameType | None]] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        if held:
+            usual(number, frame)
+        held.append((number, frame))
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    if held:
+        usual(*held[0])
 
 
 def _speed(tokens_in: float, tokens_out: float) -> str:
@@ -110,11 +142,8 @@ class LLM:
                 raise ConfigError(explain_unknown(name, ()))
         engine_args.setdefault("disable_log_stats", True)
         self.args = EngineArgs.parse(model=model, **engine_args)
-        files = resolve(self.args.model, self.args.revision)
-        tokenizer_files = resolve(self.args.tokenizer, self.args.revision, weights=False) if self.args.tokenizer else files
-        self._generation = read_model_config(files, self.args.hf_overrides).generation
-        self._tokenizer = load_tokenizer(tokenizer_files)
-        self._chat_template = chat_template
+        self._text = load_model_text(self.args, chat_template)
+        self._tokenizer = self._text.tokenizer
         self._core = build_engine(self.args)
         self.info: EngineInfo = self._core.info
         self._client = InProcessClient(self._core, self._tokenizer)
@@ -160,7 +189,7 @@ class LLM:
                 "add_generation_prompt and continue_final_message exclude each other: set add_generation_prompt=False.",
                 "continue_final_message",
             )
-        template = load_chat_template(self._tokenizer, chat_template or self._chat_template)
+        template = self._text.chat_template if chat_template is None else load_chat_template(self._tokenizer, chat_template)
         prompts = []
         for conversation in _conversations(messages):
             text = template.render(
@@ -192,12 +221,13 @@ class LLM:
         limit = concurrency_limit or len(jobs) or 1
         progress = _ProgressBar.open(use_tqdm, len(jobs))
         outputs: list[BeamSearchOutput] = []
-        for start in range(0, len(jobs), limit):
-            batch = jobs[start : start + limit]
-            outputs += self._search(batch, params)
-            if progress.bar is not None:
-                progress.bar.update(len(batch))
-        progress.close()
+        try:
+            for start in range(0, len(jobs), limit):
+                batch = jobs[start : start + limit]
+                outputs += self._search(batch, params)
+                progress.advance(len(batch))
+        finally:
+            progress.close()
         return outputs
 
     def get_tokenizer(self) -> Tokenizer:
@@ -206,8 +236,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of a request that brings none: the model's generation config, as `generation_config` says."""
-        defaults = default_sampling(self._generation, self.args.generation_config, self.args.override_generation_config)
-        return SamplingParams(**defaults)
+        return SamplingParams(**self._text.defaults)
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix. False when requests still use the cache."""
@@ -279,7 +308,7 @@ class LLM:
                 "together, so a prompt may have at most one less. Shorten it, or set truncate_prompt_tokens.",
                 "prompts",
             )
-        finished = finish_params(params, self._tokenizer, self._generation, self.info.vocab_size)
+        finished = finish_params(params, self._tokenizer, self._text.generation_config, self.info.vocab_size)
         finished.verify_vocabulary(self.info.vocab_size, self.args.max_logprobs)
         room = limit - len(token_ids)
         tokens = room if finished.max_tokens is None else finished.max_tokens
@@ -317,13 +346,18 @@ class LLM:
         """Finished outputs as they come. Jobs enter the engine's queue as it has room for them."""
         waiting = deque(jobs.items())
         while waiting or self._client.has_unfinished():
-            room = (self.args.max_num_queued_reqs or DEFAULT_QUEUE) - self._core.stats().num_waiting
-            # With nothing running, a job that the queue can't hold is the engine's to refuse.
-            while waiting and (waiting[0][1].params.n <= room or not self._client.has_unfinished()):
-                request_id, job = waiting.popleft()
-                room -= job.params.n
-                self._client.add(request_id, job.token_ids, job.params, prompt=job.prompt, priority=job.priority, cache_salt=job.cache_salt)
-            yield from (output for output in self._client.step() if output.finished)
+            with _interrupts_held():
+                self._add_waiting(waiting)
+                outputs = self._client.step()
+            yield from (output for output in outputs if output.finished)
+
+    def _add_waiting(self, waiting: deque[tuple[str, _Job]]) -> None:
+        room = (self.args.max_num_queued_reqs or DEFAULT_QUEUE) - self._core.stats().num_waiting
+        # With nothing running, a job that the queue can't hold is the engine's to refuse.
+        while waiting and (waiting[0][1].params.n <= room or not self._client.has_unfinished()):
+            request_id, job = waiting.popleft()
+            room -= job.params.n
+            self._client.add(request_id, job.token_ids, job.params, prompt=job.prompt, priority=job.priority, cache_salt=job.cache_salt)
 
     def _next_id(self) -> str:
         self._num_requests += 1
@@ -334,7 +368,11 @@ class LLM:
         eos = frozenset(jobs[0].params.eos_token_ids) if jobs else frozenset()
         searches = [BeamSearch(job.token_ids, params, eos) for job in jobs]
         ask = SamplingParams(
-            temperature=0.0, max_tokens=1, logprobs=2 * params.beam_width, detokenize=False, output_kind=OutputKind.FINAL_ONLY
+            temperature=0.0,
+            max_tokens=1,
+            logprobs=min(2 * params.beam_width, self.info.vocab_size),
+            detokenize=False,
+            output_kind=OutputKind.FINAL_ONLY,
         )
         for step in range(params.max_tokens):
             live = [

@@ -25,6 +25,7 @@ from canter.core.messages import AddRequest, EngineInfo, EngineStats, RequestDel
 from canter.core.plan import TokenLogprobs
 from canter.core.sampling_params import OutputKind, SamplingParams
 from canter.llm import LLM
+from canter.text import model_text
 from canter.text.hf_tokenizer import build_hf_tokenizer
 from canter.text.tokenizer import Tokenizer
 
@@ -138,10 +139,10 @@ def make(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> Callable[...,
     """Builds an `LLM` on a `FakeCore`; `core` options go to the latter."""
 
     def build(core: dict[str, Any] | None = None, generation: dict[str, Any] | None = None, **engine_args: Any) -> LLM:
-        monkeypatch.setattr(canter.llm, "resolve", lambda model, revision: SimpleNamespace(name=model))
-        monkeypatch.setattr(canter.llm, "load_tokenizer", lambda files: tokenizer)
+        monkeypatch.setattr(model_text, "resolve", lambda model, revision: SimpleNamespace(name=model))
+        monkeypatch.setattr(model_text, "load_tokenizer", lambda files: tokenizer)
         config = SimpleNamespace(generation=generation or {"eos_token_id": EOS})
-        monkeypatch.setattr(canter.llm, "read_model_config", lambda files, overrides: config)
+        monkeypatch.setattr(model_text, "read_model_config", lambda files, overrides: config)
         monkeypatch.setattr(canter.llm, "build_engine", lambda args: FakeCore(args, **(core or {})))
         return LLM("tiny", **engine_args)
 

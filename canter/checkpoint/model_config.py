@@ -17,7 +17,7 @@ from canter.core.config import ModelFacts
 from canter.core.errors import CheckpointError, UnsupportedModelError
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_sequence_length")
-_TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
+TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _MAX_STRETCH = 1024
 _DTYPES = ("float32", "bfloat16", "float16")
 _DEFAULT_CONTEXT = {"gemma3_text": 131072}
@@ -69,7 +69,7 @@ def _read_hf(files: CheckpointFiles, overrides: Mapping[str, Any]) -> ModelConfi
         raise CheckpointError(f"{files.root}: expected a config.json beside the weights, found none.")
     hf = merge(read_json_object(files.config_json), overrides)
     _refuse_quantized(files, hf)
-    generation = {key: part[key] for part in (_text(hf), hf) for key in _TOKEN_KEYS if part.get(key) is not None}
+    generation = {key: part[key] for part in (_text(hf), hf) for key in TOKEN_KEYS if part.get(key) is not None}
     if files.generation_config is not None:
         generation |= read_json_object(files.generation_config)
     elements: dict[str, int] = {}

@@ -45,7 +45,10 @@ class ScheduledRow:
 
 @dataclass(slots=True)
 class SchedulePlan:
-    """One step. The runner first drops `finished_ids` and `preempted_ids`, then adds `new_rows`, then runs `rows`."""
+    """One step. The runner first drops `finished_ids` and `preempted_ids`, then adds `new_rows`, then runs `rows`.
+
+    A finished request may have lost its row to a preemption before.
+    """
 
     step_id: int
     rows: list[ScheduledRow] = field(default_factory=list)
@@ -80,7 +83,8 @@ class StepOutput:
 
     `sampled_token_ids[i]` is empty for a row whose prompt is not finished; more than one only under speculation.
     `logprobs[i]` has one entry for each sampled token, or is None when not asked for.
-    `prompt_logprobs[i]`: entries for the prompt positions 1.. whose predictions this step computed, in order.
+    `prompt_logprobs[id]`: entries for the prompt positions 1.. whose predictions this step computed, in order; of a
+    request that is computed again after a preemption those delivered before may be left out.
     """
 
     step_id: int

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -43,6 +45,8 @@ class CpuDevice:
         self.num_threads = num_threads or usable_cpus()
         torch.set_num_threads(1)
         self._stream = _WorkerStream() if asynchronous else None
+        if self._stream is not None:
+            weakref.finalize(self, self._stream.end)
 
     def launch(self, work: Callable[[], T]) -> Pending[T]:
         if self._stream is None:
@@ -83,20 +87,30 @@ class CpuDevice:
 
 
 class _WorkerStream:
-    """One daemon thread that runs submitted functions in order."""
+    """One daemon thread that runs submitted functions in order.
+
+    At the interpreter's exit it is waited for: a thread that is cut off inside native code takes the process down.
+    """
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="canter-device", daemon=True)
         self._thread.start()
+        atexit.register(self.close)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
         self._queue.put((future, work))
         return future
 
-    def close(self) -> None:
+    def end(self) -> None:
+        """Let the thread end once it has run what was submitted. Doesn't wait."""
         self._queue.put(None)
+
+    def close(self) -> None:
+        """Wait for what was submitted, and end the thread."""
+        atexit.unregister(self.close)
+        self.end()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from canter.core.errors import EngineError, InvalidRequestError
+from canter.core.errors import EngineDeadError, EngineError, InvalidRequestError
 from canter.core.logging import get_logger
 from canter.core.messages import AddRequest, EngineInfo, EngineStats, RequestDelta
 from canter.core.plan import SchedulePlan, StepOutput
@@ -53,10 +53,14 @@ class EngineCore:
         self._clock = clock
         self._in_flight: deque[tuple[SchedulePlan, PendingOutput]] = deque()
         self._deltas: list[RequestDelta] = []
+        self._is_shut_down = False
         self._utilities: dict[str, Callable[..., Any]] = {"reset_prefix_cache": scheduler.reset_prefix_cache}
 
     def add_request(self, request: AddRequest) -> None:
-        """Queue a request. Raises `InvalidRequestError` or `QueueFullError`; then the request does not exist."""
+        """Queue a request. Raises `InvalidRequestError` or `QueueFullError`, and `EngineDeadError` after `shutdown`; then the
+        request does not exist."""
+        if self._is_shut_down:
+            raise EngineDeadError("The engine has been shut down.")
         if not request.prompt_token_ids:
             raise InvalidRequestError("The prompt is empty: at least one token is needed.", "prompt")
         vocab_size = self.info.vocab_size
@@ -77,9 +81,7 @@ class EngineCore:
             if not plan.has_work:
                 break
             self._in_flight.append((plan, self._runner.sample(self._runner.execute(plan))))
-        if self._in_flight:
-            plan, pending = self._in_flight.popleft()
-            self._deltas.extend(self._finish_step(plan, pending))
+        self._finish_oldest()
         deltas, self._deltas = self._deltas, []
         return deltas
 
@@ -100,11 +102,21 @@ class EngineCore:
         return self._utilities[method](*args)
 
     def shutdown(self) -> None:
-        """Wait for the steps in flight and give the device back. The engine can't be used afterwards."""
+        """Wait for the steps in flight and give the device back. No request is taken afterwards; a second call does nothing."""
+        if self._is_shut_down:
+            return
+        self._is_shut_down = True
         while self._in_flight:
-            plan, pending = self._in_flight.popleft()
-            self._finish_step(plan, pending)
+            self._finish_oldest()
         self._runner.shutdown()
+
+    def _finish_oldest(self) -> None:
+        """Wait for the oldest step in flight. Whatever interrupts the wait, the step stays in flight."""
+        if self._in_flight:
+            plan, pending = self._in_flight[0]
+            deltas = self._finish_step(plan, pending)
+            self._in_flight.popleft()
+            self._deltas.extend(deltas)
 
     def _finish_step(self, plan: SchedulePlan, pending: PendingOutput) -> list[RequestDelta]:
         try:

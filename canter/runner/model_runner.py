@@ -78,6 +78,7 @@ class ModelRunner:
         self._model = model
         self._device = device
         self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
         self._groups = layout.groups
         self._block_sizes = [group.spec.block_size for group in layout.groups]
         self._table = RequestTable(max_num_rows, max_model_len, self._block_sizes, num_draft_tokens, device)
@@ -95,16 +96,14 @@ class ModelRunner:
 
     def warm_up(self) -> None:
         """Run a short request through the same path as any other, so that the first user's does not pay for first touches."""
-        tokens = list(range(min(WARM_UP_TOKENS, self._vocab_size)))
+        tokens = list(range(max(1, min(WARM_UP_TOKENS, self._vocab_size, self._max_model_len - 1))))
         # Blocks that nobody has yet; what is written to them is overwritten before it is read.
         blocks = tuple([1] * -(-(len(tokens) + 1) // size) for size in self._block_sizes)
         params = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=2)
         new = NewRow(WARM_UP_ID, tokens, len(tokens), 0, blocks, params)
-        plans = [
-            SchedulePlan(-3, [ScheduledRow(WARM_UP_ID, len(tokens), 0)], [new]),
-            SchedulePlan(-2, [ScheduledRow(WARM_UP_ID, 1, len(tokens))]),
-            SchedulePlan(-1, finished_ids=[WARM_UP_ID]),
-        ]
+        plans = [SchedulePlan(-3, [ScheduledRow(WARM_UP_ID, len(tokens), 0)], [new]), SchedulePlan(-1, finished_ids=[WARM_UP_ID])]
+        if len(tokens) < self._max_model_len:
+            plans.insert(1, SchedulePlan(-2, [ScheduledRow(WARM_UP_ID, 1, len(tokens))]))
         for plan in plans:
             self.sample(self.execute(plan)).result()
 

@@ -144,11 +144,16 @@ class Request:
             return True
         return False
 
-    def take_prompt_logprobs(self, first_position: int, entries: list[TokenLogprobs]) -> None:
-        """Keep the predictions of positions from `first_position` on; ones known from before a preemption are dropped."""
+    def take_prompt_logprobs(self, num_computed_tokens: int, entries: list[TokenLogprobs]) -> None:
+        """Take the predictions that a step brought which computed tokens up to `num_computed_tokens`.
+
+        They are those of the last tokens before that; a request that is computed again after a preemption may bring
+        all of them or only new ones. What is known already is dropped.
+        """
         if self.prompt_logprobs is not None:
-            num_known = len(self.prompt_logprobs)
-            self.prompt_logprobs += entries[max(0, num_known + 1 - first_position) :]
+            num_missing = min(num_computed_tokens, self.num_prompt_tokens - 1) - len(self.prompt_logprobs)
+            if num_missing > 0:
+                self.prompt_logprobs += entries[-num_missing:]
 
     def times(self) -> RequestTimes:
         return RequestTimes(self.queued_time, self.scheduled_time, self.first_token_time, self.last_token_time)

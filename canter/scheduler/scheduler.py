@@ -171,7 +171,8 @@ class Scheduler:
             if request.status is RequestStatus.FINISHED:
                 continue
             if request.prompt_logprobs is not None:
-                request.take_prompt_logprobs(first_position + 1, output.prompt_logprobs.get(request.request_id, []))
+                end = first_position + plan.rows[i].num_tokens
+                request.take_prompt_logprobs(end, output.prompt_logprobs.get(request.request_id, []))
             if num_pending:
                 drafts = output.draft_token_ids[i] if output.draft_token_ids is not None else None
                 deltas.append(self._take_tokens(request, num_pending, output.sampled_token_ids[i], output.logprobs[i], drafts, now))
@@ -542,10 +543,11 @@ class Scheduler:
     # ending
 
     def _end(self, request: Request) -> None:
-        """Free everything that the request holds. The runner drops its row with the next plan, if it has one."""
-        if request.status is RequestStatus.RUNNING:
+        """Free everything that the request holds. The next plan tells the runner, if it has ever heard of the request."""
+        if request.status is not RequestStatus.WAITING:
+            # Of a preempted one the runner has no row, but still what it needs to go on as if nothing had been.
             self._finished_ids.append(request.request_id)
-        else:
+        if request.status is not RequestStatus.RUNNING:
             self._waiting.remove(request)
         request.status = RequestStatus.FINISHED
         self.cache.free(request.cache)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -74,3 +77,29 @@ def test_unknown_and_absent_devices_are_refused() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="no CUDA GPU"):
             open_device("cuda")
+
+
+def test_a_device_that_nobody_holds_ends_its_thread() -> None:
+    gc.collect()
+    before = {thread for thread in threading.enumerate() if thread.name == "canter-device"}
+    device = CpuDevice(1)
+    (thread,) = {thread for thread in threading.enumerate() if thread.name == "canter-device"} - before
+    pending = device.launch(lambda: 7)
+    del device
+    gc.collect()
+    thread.join(30)
+    assert not thread.is_alive() and pending.result() == 7
+
+
+def test_an_exit_in_the_middle_of_work_waits_for_it() -> None:
+    """Work that holds no lock of Python's when the interpreter ends: the process must not be killed."""
+    script = """
+import torch
+from canter.device import CpuDevice
+from canter.kernels.native.dense import linear
+device = CpuDevice(1)
+x, w = torch.ones(512, 2048), torch.ones(2048, 2048)
+device.launch(lambda: [linear(x, w, None) for _ in range(5)] and print("done", flush=True))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

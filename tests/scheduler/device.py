@@ -91,6 +91,7 @@ class FakeDevice:
         self.accuracy = accuracy
         self.brings_drafts = brings_drafts
         self.rows: dict[str, Row] = {}
+        self.lost_rows: set[str] = set()
         self.cache: dict[tuple[int, int, int, int], int] = {}
         self.drafts: dict[str, list[int]] = {}
         self.random = random.Random(0)
@@ -113,9 +114,15 @@ class FakeDevice:
         return output
 
     def _update_rows(self, plan: SchedulePlan) -> None:
+        assert not set(plan.finished_ids) & set(plan.preempted_ids)
         for request_id in [*plan.finished_ids, *plan.preempted_ids]:
+            if request_id in self.lost_rows:  # preempted before it finished
+                self.lost_rows.remove(request_id)
+                continue
             del self.rows[request_id]
             self.drafts.pop(request_id, None)
+        self.lost_rows.update(plan.preempted_ids)
+        self.lost_rows.difference_update(new.request_id for new in plan.new_rows)
         for new in plan.new_rows:
             assert new.request_id not in self.rows
             self.rows[new.request_id] = self._make_row(new)
