@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from canter import LLM, SamplingParams
 from canter.beam_search import BeamSearchParams
-from canter.core.errors import CheckpointError, ConfigError, EngineDeadError, EngineError, InvalidRequestError, UnsupportedModelError
+from canter.core.errors import CheckpointError, ConfigError, EngineDeadError, InvalidRequestError, UnsupportedModelError
 from canter.models.registry import list_models
 from tests.engines import CONTEXT, VOCAB_SIZE, Oracle, add_tokenizer, tiny_checkpoint
 from tests.models.families import FAMILIES, Family, build_oracle, save_oracle
@@ -321,7 +321,7 @@ def test_what_is_refused_runs_nothing(llm: LLM) -> None:
 
 def test_a_request_that_may_say_nothing_fails_and_leaves_nothing(llm: LLM) -> None:
     banned = SamplingParams(allowed_token_ids=[7], bad_words=["w7"], max_tokens=4)
-    with pytest.raises(EngineError, match="No token may follow"):
+    with pytest.raises(InvalidRequestError, match="No token may follow"):
         llm.generate([PROMPT] * 3, [GREEDY.clone(max_tokens=100), banned, GREEDY], use_tqdm=False)
     assert is_idle(llm)
     assert len(greedy_of(llm, PROMPT)) == 8

@@ -77,6 +77,14 @@ class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
     rank: int
 
 
+@dataclass(frozen=True, slots=True)
+class RowError:
+    """Why a request's tokens of a step mean nothing. `error_type`: the class in `core.errors`, None for the engine's own fault."""
+
+    message: str
+    error_type: str | None = None
+
+
 @dataclass(slots=True)
 class StepOutput:
     """What a step produced, in the order of `SchedulePlan.rows`.
@@ -92,5 +100,5 @@ class StepOutput:
     logprobs: list[list[TokenLogprobs] | None]
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     draft_token_ids: list[list[int]] | None = None
-    errors: dict[str, str] = field(default_factory=dict)
-    """Requests whose tokens of this step mean nothing, and why: they end with an error."""
+    errors: dict[str, RowError] = field(default_factory=dict)
+    """Requests whose tokens of this step mean nothing: they end with an error."""

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from canter.core.plan import NewRow, ScheduledRow, SchedulePlan, StepOutput, TokenLogprobs
+from canter.core.plan import NewRow, RowError, ScheduledRow, SchedulePlan, StepOutput, TokenLogprobs
 from canter.core.sampling_params import SamplingParams
 from canter.core.state_specs import StateLayout
 from canter.device import Device, HostCopy, Pending
@@ -218,7 +218,7 @@ def _to_host(plan: SchedulePlan, sampled: _Sampled) -> StepOutput:
     size = len(plan.rows)
     token_ids: list[list[int]] = [[] for _ in range(size)]
     logprobs: list[list[TokenLogprobs] | None] = [None] * size
-    errors: dict[str, str] = {}
+    errors: dict[str, RowError] = {}
     first_logits = (np.cumsum(sampled.batch.num_logits_np) - sampled.batch.num_logits_np).tolist()
     for line, i in enumerate(sampled.accepted.sampling_np.tolist()):
         count, first = counts[line], first_logits[i]
@@ -228,7 +228,7 @@ def _to_host(plan: SchedulePlan, sampled: _Sampled) -> StepOutput:
             logprobs[i] = [entry for entry in entries if entry is not None]
         bad = next((s for s in host.status[first : first + count] if s is not SampleStatus.OK), None)
         if bad is not None:
-            errors[plan.rows[i].request_id] = bad.message
+            errors[plan.rows[i].request_id] = bad.error
     return StepOutput(plan.step_id, token_ids, logprobs, _prompt_lists(sampled, tensors[num_sampler + 2 :]), errors=errors)
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from canter.core.errors import ConfigError, InvalidRequestError, QueueFullError
 from canter.core.messages import FINISH_ABORT, FINISH_ERROR, AddRequest, EngineStats, RequestDelta
-from canter.core.plan import DRAFT_ON_DEVICE, NewRow, ScheduledRow, SchedulePlan, StepOutput, TokenLogprobs
+from canter.core.plan import DRAFT_ON_DEVICE, NewRow, RowError, ScheduledRow, SchedulePlan, StepOutput, TokenLogprobs
 from canter.core.state_specs import StateLayout
 from canter.scheduler.cache.coordinator import CacheCoordinator, PrefixHit
 from canter.scheduler.cache.hashing import PrefixHasher
@@ -198,7 +198,7 @@ class Scheduler:
                 begun_after.add(request)
             elif request not in begun_after:
                 lost[request] = None
-        deltas = self._end_with_errors({request.request_id: reason for request in lost})
+        deltas = self._end_with_errors({request.request_id: RowError(reason) for request in lost})
         self.cache.forget_prefixes()
         return deltas
 
@@ -553,16 +553,16 @@ class Scheduler:
         self.cache.free(request.cache)
         del self._requests[request.request_id]
 
-    def _end_with_errors(self, reasons: Mapping[str, str]) -> list[RequestDelta]:
+    def _end_with_errors(self, errors: Mapping[str, RowError]) -> list[RequestDelta]:
         """End the live ones of some requests with reason "error"."""
         deltas = []
-        for request_id, reason in reasons.items():
+        for request_id, error in errors.items():
             request = self._requests.get(request_id)
             if request is not None:
                 request.finish_reason = FINISH_ERROR
                 self._end(request)
                 delta = request.make_delta([], None, is_first=False)
-                delta.error = reason
+                delta.error, delta.error_type = error.message, error.error_type
                 deltas.append(delta)
         if deltas:
             self._drop_ended()

@@ -8,7 +8,7 @@ import pytest
 
 from canter.core.errors import InvalidRequestError
 from canter.core.messages import AddRequest, EngineInfo
-from canter.core.plan import SchedulePlan, StepOutput
+from canter.core.plan import RowError, SchedulePlan, StepOutput
 from canter.core.sampling_params import SamplingParams
 from canter.core.state_specs import attention_spec, plan_layout
 from canter.engine.core import EngineCore
@@ -23,7 +23,7 @@ class InventingRunner:
         self.executed: list[SchedulePlan] = []
         self.awaited: list[int] = []
         self.fail_in: set[int] = set()
-        self.errors: dict[str, str] = {}
+        self.errors: dict[str, RowError] = {}
         self._prefill: dict[str, int] = {}
         self.is_shut_down = False
 
@@ -128,7 +128,7 @@ def test_a_failed_step_fails_its_requests_and_no_others() -> None:
 
 def test_a_request_whose_tokens_mean_nothing_ends_alone() -> None:
     core, runner = new_core()
-    runner.errors = {"a": "no token may follow"}
+    runner.errors = {"a": RowError("no token may follow", "InvalidRequestError")}
     core.add_request(request("a"))
     core.add_request(request("b"))
     deltas = []
@@ -136,6 +136,7 @@ def test_a_request_whose_tokens_mean_nothing_ends_alone() -> None:
         deltas += core.step()
     (of_a,) = [d for d in deltas if d.request_id == "a"]
     assert (of_a.finish_reason, of_a.error, of_a.new_token_ids) == ("error", "no token may follow", [])
+    assert of_a.error_type == "InvalidRequestError"
     assert sum(len(d.new_token_ids) for d in deltas if d.request_id == "b") == 4
     assert core.stats().num_free_blocks == core.stats().num_blocks
 

@@ -9,7 +9,8 @@ from enum import IntEnum
 
 from torch import Tensor
 
-from canter.core.plan import TokenLogprobs
+from canter.core.errors import InvalidRequestError
+from canter.core.plan import RowError, TokenLogprobs
 from canter.device import HostCopy
 from canter.runner.sampling.logprobs import LogprobGroup, to_entries
 
@@ -25,16 +26,17 @@ class SampleStatus(IntEnum):
     NO_TOKEN = 2
 
     @property
-    def message(self) -> str:
-        """What to tell the user; empty when all is well."""
-        return _MESSAGES[self]
+    def error(self) -> RowError:
+        """What to tell the user of a row that is not OK."""
+        return _ERRORS[self]
 
 
-_MESSAGES = {
-    SampleStatus.OK: "",
-    SampleStatus.BAD_LOGITS: "The model computed logits that are not numbers (NaN or infinite).",
-    SampleStatus.NO_TOKEN: "No token may follow: the request's constraints (allowed_token_ids, logit_bias, min_tokens, "
-    "bad_words, grammar) exclude every one.",
+_ERRORS = {
+    SampleStatus.BAD_LOGITS: RowError("The model computed logits that are not numbers (NaN or infinite)."),
+    SampleStatus.NO_TOKEN: RowError(
+        "No token may follow: the request's constraints (allowed_token_ids, logit_bias, min_tokens, bad_words) exclude every one.",
+        InvalidRequestError.__name__,
+    ),
 }
 
 
