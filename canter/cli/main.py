@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("canter.cli.chat", "talk to a model in the terminal"),
     "complete": ("canter.cli.complete", "continue a text"),
     "models": ("canter.cli.models", "list the architectures that Canter runs"),
+    "kernels": ("canter.cli.kernels", "list the ops and what serves each here"),
     "bench latency": ("canter.cli.bench.latency", "time of one batch, offline"),
     "bench throughput": ("canter.cli.bench.throughput", "tokens a second of many requests, offline"),
     "bench startup": ("canter.cli.bench.startup", "process start to first streamed token"),
