@@ -368,9 +368,13 @@ def test_an_interrupt_at_any_moment_leaves_an_engine_that_works(
             return result
 
         monkeypatch.setattr(owner, name, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            opened.generate([PROMPT] * 4, GREEDY.clone(max_tokens=100), use_tqdm=False)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                opened.generate([PROMPT] * 4, GREEDY.clone(max_tokens=100), use_tqdm=False)
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        finally:
+            signal.signal(signal.SIGINT, before)
         assert is_idle(opened)
         assert greedy_of(opened, PROMPT) == expected
 
