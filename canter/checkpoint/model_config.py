@@ -19,6 +19,8 @@ from canter.core.errors import CheckpointError, UnsupportedModelError
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_sequence_length")
 TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _MAX_STRETCH = 1024
+_STRETCHING = {"yarn", "dynamic"}
+"""Kinds of rope scaling that reach beyond `max_position_embeddings`."""
 _DTYPES = ("float32", "bfloat16", "float16")
 _DEFAULT_CONTEXT = {"gemma3_text": 131072}
 """Context lengths that published configurations leave to their class, by `model_type`."""
@@ -115,7 +117,7 @@ def _assemble(files: CheckpointFiles, hf: dict[str, Any], generation: dict[str, 
     names = hf.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise CheckpointError(f"{files.name}: key 'architectures': expected a list with the model's class, found {names!r}.")
-    context = max(_context_length(files, hf), _stretched_length(hf))
+    context = _stretched_length(hf, _context_length(files, hf))
     facts = ModelFacts(names[0], dtype, context, num_elements)
     return ModelConfig(names[0], hf, facts, generation)
 
@@ -134,11 +136,11 @@ def _context_length(files: CheckpointFiles, hf: Mapping[str, Any]) -> int:
     raise CheckpointError(f"{files.name}: key 'max_position_embeddings': expected the model's context length, found none.")
 
 
-def _stretched_length(hf: Mapping[str, Any]) -> int:
-    """The context that YaRN stretches to: configurations often name it only by its factor. 0 where there is none."""
+def _stretched_length(hf: Mapping[str, Any], trained: int) -> int:
+    """The context that a rope stretches `trained` tokens to: configurations often name it only by its factor."""
     for scaling in (_text(hf).get("rope_scaling"), _text(hf).get("rope_parameters")):
-        if isinstance(scaling, Mapping) and "yarn" in (scaling.get("rope_type"), scaling.get("type")):
-            factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings")
+        if isinstance(scaling, Mapping) and _STRETCHING & {scaling.get("rope_type"), scaling.get("type")}:
+            factor, original = scaling.get("factor"), scaling.get("original_max_position_embeddings", trained)
             if isinstance(factor, int | float) and isinstance(original, int) and 1 <= factor <= _MAX_STRETCH:
-                return int(original * factor)
-    return 0
+                return max(trained, int(original * factor))
+    return trained

@@ -45,11 +45,11 @@ def test_generation_config_wins(tmp_path: Path) -> None:
 
 
 def test_overrides_are_merged(tmp_path: Path) -> None:
-    config = {**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 2.0}, "layers": [1, 2]}
+    config = {**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "layers": [1, 2]}
     changes = {"max_position_embeddings": 32, "rope_scaling": {"factor": 4.0}, "layers": [3]}
     read_config = read(tmp_path, config, overrides=changes)
     assert read_config.facts.context_length == 32
-    assert read_config.hf["rope_scaling"] == {"rope_type": "yarn", "factor": 4.0}
+    assert read_config.hf["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
     assert read_config.hf["layers"] == [3]
 
 
@@ -90,6 +90,12 @@ def test_yarn_stretches_the_context(tmp_path: Path) -> None:
     scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     assert read(tmp_path, {**LLAMA, "rope_scaling": scaling}).facts.context_length == 256
     assert read(tmp_path, {**LLAMA, "max_position_embeddings": 512, "rope_parameters": scaling}).facts.context_length == 512
+
+
+def test_dynamic_ropes_stretch_the_context(tmp_path: Path) -> None:
+    scaling = {"rope_type": "dynamic", "factor": 2.0}
+    assert read(tmp_path, {**LLAMA, "rope_parameters": scaling}).facts.context_length == 128
+    assert read(tmp_path, {**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}).facts.context_length == 64
 
 
 def test_a_gguf_file(tmp_path: Path) -> None:
