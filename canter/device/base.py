@@ -54,10 +54,6 @@ class Device(Protocol):
         """Memory that could still be allocated."""
         ...
 
-    def peak_bytes(self, work: Callable[[], object]) -> int:
-        """Run `work` to its end; bytes that it held at its peak beyond what was held before (0 where unknown)."""
-        ...
-
     def default_cache_bytes(self) -> int:
         """Bytes that the cache may take when the user says nothing, beyond what one request needs."""
         ...

@@ -68,10 +68,6 @@ class CpuDevice:
     def free_bytes(self) -> int:
         return available_memory()
 
-    def peak_bytes(self, work: Callable[[], object]) -> int:
-        work()
-        return 0
-
     def default_cache_bytes(self) -> int:
         return DEFAULT_CACHE_BYTES
 

@@ -72,14 +72,6 @@ class CudaDevice:
         free, _ = torch.cuda.mem_get_info(self.torch_device)
         return int(free)
 
-    def peak_bytes(self, work: Callable[[], object]) -> int:
-        self.synchronize()
-        torch.cuda.reset_peak_memory_stats(self.torch_device)
-        before = torch.cuda.memory_allocated(self.torch_device)
-        work()
-        self.synchronize()
-        return int(torch.cuda.max_memory_allocated(self.torch_device)) - int(before)
-
     def default_cache_bytes(self) -> int:
         return self.free_bytes()
 

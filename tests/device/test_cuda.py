@@ -56,15 +56,6 @@ class FakeCuda:
     def mem_get_info(self, device: torch.device) -> tuple[int, int]:
         return 1000, 4000
 
-    def reset_peak_memory_stats(self, device: torch.device) -> None:
-        self.calls.append(("reset peak",))
-
-    def memory_allocated(self, device: torch.device) -> int:
-        return 100
-
-    def max_memory_allocated(self, device: torch.device) -> int:
-        return 350
-
     def is_available(self) -> bool:
         return True
 
@@ -109,5 +100,4 @@ def test_errors_wait_for_result(fake: FakeCuda) -> None:
 def test_memory(fake: FakeCuda) -> None:
     device = CudaDevice()
     assert device.free_bytes() == 1000
-    assert device.peak_bytes(lambda: None) == 250
     assert device.default_utilization() == 0.92

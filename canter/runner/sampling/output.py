@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -11,11 +10,7 @@ from torch import Tensor
 
 from canter.core.errors import InvalidRequestError
 from canter.core.plan import RowError, TokenLogprobs
-from canter.device import HostCopy
 from canter.runner.sampling.logprobs import LogprobGroup, to_entries
-
-CopyToHost = Callable[[list[Tensor]], HostCopy]
-"""`Device.copy_to_host`: starts a copy, and waits for it later."""
 
 
 class SampleStatus(IntEnum):
@@ -55,34 +50,16 @@ class SamplerOutput:
 
     A score is what the token won with. It is finite unless the row could not be sampled (`SampleStatus`): NaN or
     infinity where the logits held such, minus infinity where they allowed no token.
-
-    `start_copy` before anything overwrites what was sampled from; `result` when the host needs it.
     """
 
     token_ids: Tensor
     scores: Tensor
     logprobs: list[LogprobGroup] = field(default_factory=list)
-    _copy: HostCopy | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
         """Everything that `from_host` needs, in its order: for a runner that copies other tensors along."""
         return [self.token_ids, self.scores, *(tensor for group in self.logprobs for tensor in group.data.tensors)]
-
-    @property
-    def is_ok(self) -> Tensor:
-        """Which tokens mean something, on the device: [L] bool."""
-        return self.scores.isfinite()
-
-    def start_copy(self, copy_to_host: CopyToHost) -> None:
-        """Set the copy going. Doesn't wait."""
-        self._copy = copy_to_host(self.tensors)
-
-    def result(self) -> HostOutput:
-        """Wait for the copy. Raises `RuntimeError` when none was started."""
-        if self._copy is None:
-            raise RuntimeError("SamplerOutput.result needs start_copy first")
-        return self.from_host(self._copy.wait())
 
     def to_host(self) -> HostOutput:
         """Copy and wait at once."""

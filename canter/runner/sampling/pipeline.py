@@ -51,11 +51,6 @@ class Sampler:
         self._unseeded = itertools.count()
         self._made_seeds: dict[str, int] = {}
 
-    @property
-    def output_counts(self) -> Tensor | None:
-        """[R, V] int32 for `post_update` to count in; None as long as no request has used a penalty."""
-        return self._penalties.token_counts
-
     def add_row(self, row: int, request_id: str, params: SamplingParams, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
         """A request takes a row. `token_ids`: all it has, prompt first; more than the prompt when it comes back."""
         self.states.set_row(row, params, self._seed(request_id, params.seed), num_prompt_tokens)
