@@ -25,10 +25,9 @@ from canter.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, B
 from canter.client.inprocess import InProcessClient
 from canter.client.outputs import RequestOutput
 from canter.core.config import DEFAULT_MODEL, EngineArgs
-from canter.core.errors import ConfigError, InvalidRequestError
+from canter.core.errors import InvalidRequestError
 from canter.core.messages import EngineInfo, EngineStats
 from canter.core.sampling_params import OutputKind, SamplingParams
-from canter.core.vllm_names import VLLM_ONLY, explain_unknown
 from canter.engine.build import build_engine
 from canter.text.chat_template import load_chat_template
 from canter.text.model_text import load_model_text
@@ -137,9 +136,6 @@ class LLM:
     """
 
     def __init__(self, model: str = DEFAULT_MODEL, *, chat_template: str | None = None, **engine_args: Any) -> None:
-        for name in engine_args:
-            if name in VLLM_ONLY:
-                raise ConfigError(explain_unknown(name, ()))
         engine_args.setdefault("disable_log_stats", True)
         self.args = EngineArgs.parse(model=model, **engine_args)
         self._text = load_model_text(self.args, chat_template)

@@ -353,7 +353,7 @@ def test_chat_renders_the_template(make: Callable[..., LLM]) -> None:
 
 
 def test_keywords(make: Callable[..., LLM]) -> None:
-    with pytest.raises(ConfigError, match="Did you mean 'max_num_seqs'"):
+    with pytest.raises(ConfigError, match=r"Did you mean max_num_seqs\?"):
         make(max_num_seq=3)
     with pytest.raises(ConfigError, match="Canter has no tensor_parallel_size, which is vLLM's: Canter runs a model on one device"):
         make(tensor_parallel_size=2)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from canter.checkpoint.gguf_config import read_config, read_generation
-from canter.checkpoint.gguf_names import ROPE_TENSORS
 from canter.checkpoint.gguf_reader import GGUFParts
 from canter.checkpoint.json_files import read_json_object
 from canter.checkpoint.resolve import CheckpointFiles
@@ -62,8 +61,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _read_gguf(files: CheckpointFiles, overrides: Mapping[str, Any]) -> ModelConfig:
     parts = GGUFParts(files.weight_files)
     hf = merge(read_config(parts), overrides)
-    count = sum(info.num_elements for name, info in parts.tensors.items() if name not in ROPE_TENSORS)
-    return _assemble(files, hf, read_generation(parts), "float32", count)
+    return _assemble(files, hf, read_generation(parts), "float32")
 
 
 def _read_hf(files: CheckpointFiles, overrides: Mapping[str, Any]) -> ModelConfig:
@@ -78,7 +76,7 @@ def _read_hf(files: CheckpointFiles, overrides: Mapping[str, Any]) -> ModelConfi
     for path in files.weight_files:
         for info in SafetensorsFile(path).tensors.values():
             elements[info.dtype] = elements.get(info.dtype, 0) + _product(info.shape)
-    return _assemble(files, hf, generation, _dtype(hf, elements), sum(elements.values()))
+    return _assemble(files, hf, generation, _dtype(hf, elements))
 
 
 def _product(shape: tuple[int, ...]) -> int:
@@ -113,12 +111,12 @@ def _dtype(hf: Mapping[str, Any], elements: Mapping[str, int]) -> str:
     return max(_DTYPES, key=lambda name: elements.get(name, 0))
 
 
-def _assemble(files: CheckpointFiles, hf: dict[str, Any], generation: dict[str, Any], dtype: str, num_elements: int) -> ModelConfig:
+def _assemble(files: CheckpointFiles, hf: dict[str, Any], generation: dict[str, Any], dtype: str) -> ModelConfig:
     names = hf.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise CheckpointError(f"{files.name}: key 'architectures': expected a list with the model's class, found {names!r}.")
     context = _stretched_length(hf, _context_length(files, hf))
-    facts = ModelFacts(names[0], dtype, context, num_elements)
+    facts = ModelFacts(names[0], dtype, context)
     return ModelConfig(names[0], hf, facts, generation)
 
 

@@ -6,12 +6,13 @@ Names follow vLLM. `resolve` is pure: arguments and facts in, values and the rea
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from canter.core.errors import ConfigError
+from canter.core.vllm_names import explain_unknown
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 """The bundled model: served when no model is named."""
@@ -26,6 +27,22 @@ def arg(default: Any, doc: str, choices: tuple[Any, ...] | None = None, short: s
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def check_names(arguments: type[Any], names: Iterable[str], what: str) -> None:
+    """Raise `ConfigError` for the first name that is no field of the dataclass `arguments`."""
+    known = {f.name for f in dataclasses.fields(arguments)}
+    for name in names:
+        if name not in known:
+            raise ConfigError(explain_unknown(name, known, what))
+
+
+def check_choices(arguments: Any) -> None:
+    """Raise `ConfigError` for a field of a dataclass made with `arg` whose value is not among its choices."""
+    for f in dataclasses.fields(arguments):
+        choices, value = f.metadata["choices"], getattr(arguments, f.name)
+        if choices and value not in choices:
+            raise ConfigError(f"{f.name} must be one of {', '.join(map(str, choices))}, got {value!r}.")
 
 
 @dataclass(kw_only=True)
@@ -90,25 +107,15 @@ class EngineArgs:
 
     @classmethod
     def parse(cls, **keywords: Any) -> EngineArgs:
-        """Build from keywords; an unknown one raises `ConfigError` naming the nearest known."""
-        known = {f.name for f in dataclasses.fields(cls)}
-        for name in keywords:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                raise ConfigError(
-                    f"Unknown engine argument {name!r}."
-                    + (f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(sorted(known))}.")
-                )
+        """Build from keywords; an unknown one raises `ConfigError` naming the nearest known, or why vLLM's is not there."""
+        check_names(cls, keywords, "engine argument")
         args = cls(**keywords)
         args.verify()
         return args
 
     def verify(self) -> None:
         """Check every value by itself; contradictions between values are `resolve`'s."""
-        for f in dataclasses.fields(self):
-            choices, value = f.metadata["choices"], getattr(self, f.name)
-            if choices and value not in choices:
-                raise ConfigError(f"{f.name} must be one of {', '.join(map(str, choices))}, got {value!r}.")
+        check_choices(self)
         for name in (
             "max_model_len",
             "block_size",
@@ -138,8 +145,6 @@ class ModelFacts:
     dtype: str
     """The checkpoint's own type: float32, bfloat16 or float16; GGUF files say float32, what they dequantise to."""
     context_length: int
-    weight_bytes_per_dtype_byte: int
-    """Number of weight elements: bytes of the weights are this times the bytes of the type."""
 
 
 @dataclass(frozen=True, slots=True)

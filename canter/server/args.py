@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import os
 from dataclasses import dataclass
 from typing import Any
 
-from canter.core.config import arg
+from canter.core.config import arg, check_choices, check_names
 from canter.core.errors import ConfigError
 
 MIB = 1 << 20
@@ -57,22 +55,14 @@ class ServerArgs:
     @classmethod
     def parse(cls, **keywords: Any) -> ServerArgs:
         """Build from keywords; an unknown one raises `ConfigError` naming the nearest known."""
-        known = {f.name for f in dataclasses.fields(cls)}
-        for name in keywords:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f" Did you mean {near[0]!r}?" if near else f" Known: {', '.join(sorted(known))}."
-                raise ConfigError(f"Unknown server argument {name!r}.{hint}")
+        check_names(cls, keywords, "server argument")
         args = cls(**keywords)
         args.verify()
         return args
 
     def verify(self) -> None:
         """Check every value; raises `ConfigError` naming the argument."""
-        for f in dataclasses.fields(self):
-            choices, value = f.metadata["choices"], getattr(self, f.name)
-            if choices and value not in choices:
-                raise ConfigError(f"{f.name} must be one of {', '.join(map(str, choices))}, got {value!r}.")
+        check_choices(self)
         if not _is_integer(self.port) or not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be an integer of at least 0 and at most 65535, got {self.port!r}.")
         if not _is_integer(self.max_body_bytes) or self.max_body_bytes < 1:

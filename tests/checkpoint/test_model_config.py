@@ -35,7 +35,7 @@ def test_a_plain_configuration(tmp_path: Path) -> None:
     config = read(tmp_path, LLAMA)
     assert (config.architecture, config.hf) == ("LlamaForCausalLM", LLAMA)
     assert config.facts.architecture == "LlamaForCausalLM"
-    assert (config.facts.dtype, config.facts.context_length, config.facts.weight_bytes_per_dtype_byte) == ("bfloat16", 64, 17)
+    assert (config.facts.dtype, config.facts.context_length) == ("bfloat16", 64)
     assert config.generation == {"eos_token_id": 2, "bos_token_id": 1}
 
 
@@ -102,7 +102,6 @@ def test_a_gguf_file(tmp_path: Path) -> None:
     config = read_model_config(resolve(str(samples.write_llama(tmp_path / "m.gguf"))), {"rope_theta": 7.0})
     assert config.architecture == config.facts.architecture == "LlamaForCausalLM"
     assert (config.facts.dtype, config.facts.context_length) == ("float32", 128)
-    assert config.facts.weight_bytes_per_dtype_byte == sum(values.size for values in samples.llama_tensors().values())
     assert config.hf["rope_theta"] == 7.0
     assert config.generation["eos_token_id"] == [2, samples.VOCAB - 2]
 

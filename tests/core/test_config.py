@@ -7,7 +7,7 @@ import pytest
 from canter.core.config import DeviceFacts, EngineArgs, ModelFacts, parse_bytes, resolve
 from canter.core.errors import ConfigError
 
-MODEL = ModelFacts("LlamaForCausalLM", "bfloat16", 2048, 1000)
+MODEL = ModelFacts("LlamaForCausalLM", "bfloat16", 2048)
 CPU = DeviceFacts("cpu", 2, 2**30)
 
 
@@ -43,7 +43,7 @@ def test_automatic_choices_have_reasons() -> None:
 
 
 def test_float16_checkpoints_run_as_bfloat16_on_a_cpu() -> None:
-    model = ModelFacts("LlamaForCausalLM", "float16", 2048, 1000)
+    model = ModelFacts("LlamaForCausalLM", "float16", 2048)
     assert resolve(EngineArgs.parse(), model, CPU)[0].dtype == "bfloat16"
     assert resolve(EngineArgs.parse(dtype="float16"), model, CPU)[0].dtype == "float16"
     assert resolve(EngineArgs.parse(), model, DeviceFacts("cuda", 1, 2**30))[0].dtype == "float16"

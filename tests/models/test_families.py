@@ -7,15 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from canter.kernels.ops import implementations
 from tests.models.families import FAMILIES, NUM_TOKENS, Family, oracle_logits, rounded_oracle_logits, save_oracle, token_ids
 from tests.models.harness import Harness
 from tests.models.loading import load
 
 TOLERANCE = 1e-4
-PROVIDERS = ["reference"]
-if any(impl.provider == "native" for impl in implementations("linear")):
-    PROVIDERS.append("native")
+PROVIDERS = ["reference", "native"]
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.name)
@@ -65,7 +62,6 @@ def test_bfloat16_stays_close(family: Family, directory: Path, provider: str) ->
     assert similarity > 0.999
 
 
-@pytest.mark.skipif("native" not in PROVIDERS, reason="the native kernels are not built")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_logits_are_the_same_bits_alone_and_in_company(
     family: Family, directory: Path, dtype: str, monkeypatch: pytest.MonkeyPatch

@@ -323,7 +323,7 @@ def wait_gone(pid: int) -> None:
 
 
 def test_server_args_are_checked() -> None:
-    with pytest.raises(ConfigError, match="Did you mean 'port'"):
+    with pytest.raises(ConfigError, match=r"Did you mean port\?"):
         ServerArgs.parse(prot=1)
     for name, value in [("port", 70_000), ("port", "80"), ("max_body_bytes", 0), ("shutdown_timeout", -1), ("uvicorn_log_level", "loud"),
                         ("api_key", [""])]:  # fmt: skip
