@@ -15,7 +15,6 @@
 namespace canter {
 
 struct KernelTable {
-    const char* name;
     void (*widen)(const bf16* source, float* out, std::int64_t count);
     void (*linear)(const LinearArgs&, const LinearTile&, float* scratch);
     void (*embedding)(const EmbeddingArgs&, std::int64_t begin, std::int64_t end);
