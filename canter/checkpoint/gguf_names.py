@@ -41,6 +41,10 @@ class UnpermuteRows:
         pairs = values.reshape(self.num_heads, rows // self.num_heads // 2, 2, *values.shape[1:])
         return pairs.swapaxes(1, 2).reshape(values.shape)
 
+    def row_index(self, rows: int) -> npt.NDArray[np.int64]:
+        """For each of `rows` rows, which stored row it is."""
+        return np.ascontiguousarray(self(np.arange(rows, dtype=np.int64)))
+
 
 @dataclass(frozen=True, slots=True)
 class SubtractOne:

@@ -4,7 +4,7 @@ the generation defaults."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from canter.checkpoint.gguf_config import read_config, read_generation
@@ -17,6 +17,8 @@ from canter.core.errors import CheckpointError, UnsupportedModelError
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_sequence_length")
 TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
+QUANTIZED = ("awq", "gptq", "compressed-tensors")
+"""Methods of `quantization_config` that `canter.layers.quant` has a scheme for."""
 _MAX_STRETCH = 1024
 _STRETCHING = {"yarn", "dynamic"}
 """Kinds of rope scaling that reach beyond `max_position_embeddings`."""
@@ -38,13 +40,15 @@ class ModelConfig:
     hf: dict[str, Any]
     facts: ModelFacts
     generation: dict[str, Any]
+    quantization: dict[str, Any] = field(default_factory=dict)
+    """The checkpoint's `quantization_config`, empty for floats and GGUF files."""
 
 
 def read_model_config(files: CheckpointFiles, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
     """Read the configuration of a resolved checkpoint and lay `overrides` over it (nested objects are merged).
 
     Opens the weight files to count their elements. Raises `CheckpointError` naming the key that is missing or makes no sense,
-    `UnsupportedModelError` for quantised safetensors checkpoints.
+    `UnsupportedModelError` for safetensors checkpoints that are quantised in a way that Canter does not know.
     """
     return _read_gguf(files, overrides or {}) if files.kind == "gguf" else _read_hf(files, overrides or {})
 
@@ -61,14 +65,14 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _read_gguf(files: CheckpointFiles, overrides: Mapping[str, Any]) -> ModelConfig:
     parts = GGUFParts(files.weight_files)
     hf = merge(read_config(parts), overrides)
-    return _assemble(files, hf, read_generation(parts), "float32")
+    return _assemble(files, hf, read_generation(parts), "float32", "gguf", {})
 
 
 def _read_hf(files: CheckpointFiles, overrides: Mapping[str, Any]) -> ModelConfig:
     if files.config_json is None:
         raise CheckpointError(f"{files.root}: expected a config.json beside the weights, found none.")
     hf = merge(read_json_object(files.config_json), overrides)
-    _refuse_quantized(files, hf)
+    method, quantization = _quantization(files, hf)
     generation = {key: part[key] for part in (_text(hf), hf) for key in TOKEN_KEYS if part.get(key) is not None}
     if files.generation_config is not None:
         generation |= read_json_object(files.generation_config)
@@ -76,7 +80,7 @@ def _read_hf(files: CheckpointFiles, overrides: Mapping[str, Any]) -> ModelConfi
     for path in files.weight_files:
         for info in SafetensorsFile(path).tensors.values():
             elements[info.dtype] = elements.get(info.dtype, 0) + _product(info.shape)
-    return _assemble(files, hf, generation, _dtype(hf, elements))
+    return _assemble(files, hf, generation, _dtype(hf, elements), method, quantization)
 
 
 def _product(shape: tuple[int, ...]) -> int:
@@ -86,14 +90,18 @@ def _product(shape: tuple[int, ...]) -> int:
     return count
 
 
-def _refuse_quantized(files: CheckpointFiles, hf: Mapping[str, Any]) -> None:
-    quantization = hf.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
+def _quantization(files: CheckpointFiles, hf: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """(method as `EngineArgs.quantization` names it or "none", the checkpoint's own description)."""
+    config = hf.get("quantization_config") or _text(hf).get("quantization_config")
+    if not config:
+        return "none", {}
+    method = config.get("quant_method") if isinstance(config, Mapping) else config
+    if not isinstance(config, Mapping) or method not in QUANTIZED:
         raise UnsupportedModelError(
-            f"{files.name}: key 'quantization_config': checkpoints quantised with {method!r} are not supported; "
-            "supported are float32, float16 and bfloat16 safetensors, and GGUF files."
+            f"{files.name}: key 'quantization_config': checkpoints quantised with {method!r} are not supported; supported are "
+            f"{', '.join(QUANTIZED)}, float32, float16 and bfloat16 safetensors, and GGUF files."
         )
+    return method, dict(config)
 
 
 def _text(hf: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -111,13 +119,15 @@ def _dtype(hf: Mapping[str, Any], elements: Mapping[str, int]) -> str:
     return max(_DTYPES, key=lambda name: elements.get(name, 0))
 
 
-def _assemble(files: CheckpointFiles, hf: dict[str, Any], generation: dict[str, Any], dtype: str) -> ModelConfig:
+def _assemble(
+    files: CheckpointFiles, hf: dict[str, Any], generation: dict[str, Any], dtype: str, method: str, quantization: dict[str, Any]
+) -> ModelConfig:
     names = hf.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise CheckpointError(f"{files.name}: key 'architectures': expected a list with the model's class, found {names!r}.")
     context = _stretched_length(hf, _context_length(files, hf))
-    facts = ModelFacts(names[0], dtype, context)
-    return ModelConfig(names[0], hf, facts, generation)
+    facts = ModelFacts(names[0], dtype, context, method)
+    return ModelConfig(names[0], hf, facts, generation, quantization)
 
 
 def _context_length(files: CheckpointFiles, hf: Mapping[str, Any]) -> int:

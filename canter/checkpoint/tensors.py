@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from canter.checkpoint.gguf_config import read_config
-from canter.checkpoint.gguf_names import Transform, hf_name, transform_for
+from canter.checkpoint.gguf_names import Transform, UnpermuteRows, hf_name, transform_for
 from canter.checkpoint.gguf_quants import BLOCK_LAYOUT, dequantize
 from canter.checkpoint.gguf_reader import GGUFParts
 from canter.checkpoint.mapped_file import Bytes
@@ -47,15 +47,29 @@ class StoredTensor:
     def num_elements(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def block_type(self) -> str | None:
+        """The GGUF name of how the values are stored, whatever the file's format: F32, BF16, Q4_K; None for other than floats."""
+        return self.dtype.removeprefix("gguf:") if self.dtype.startswith("gguf:") else _FLOAT_TYPES.get(self.dtype)
+
+    @property
+    def row_index(self) -> npt.NDArray[np.int64] | None:
+        """Which stored row each row of the tensor is; None where they lie in order."""
+        return self.transform.row_index(self.shape[0]) if isinstance(self.transform, UnpermuteRows) else None
+
+    @property
+    def has_stored_values(self) -> bool:
+        """Whether the values are those of the file, though rows may lie in another order."""
+        return self.transform is None or isinstance(self.transform, UnpermuteRows)
+
     def to_float32(self) -> Floats:
         """The values as a fresh float32 array of `shape`, `transform` applied.
 
         Raises `UnsupportedModelError` for other than float types.
         """
-        type_name = self.dtype.removeprefix("gguf:") if self.dtype.startswith("gguf:") else _FLOAT_TYPES.get(self.dtype)
-        if type_name is None:
+        if self.block_type is None:
             raise UnsupportedModelError(f"Tensor {self.name!r}: expected floats, found {self.dtype}.")
-        values = dequantize(self.data, type_name, self.num_elements).reshape(self.shape)
+        values = dequantize(self.data, self.block_type, self.num_elements).reshape(self.shape)
         return values if self.transform is None else self.transform(values)
 
 
@@ -93,6 +107,10 @@ class TensorSource:
         for entry in list(self._entries.values()):
             yield entry.tensor
             entry.release()
+
+    def release(self, name: str) -> None:
+        """Give the pages of the named tensor back, as iterating does; its data stays readable."""
+        self._entries[name].release()
 
     def close(self) -> None:
         """Forget the files. Memory maps go when the last `StoredTensor` does."""

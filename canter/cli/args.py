@@ -136,8 +136,9 @@ def add_flags(parser: argparse.ArgumentParser, arguments: type, skip: Sequence[s
 
 def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], hint: Any) -> None:
     flags = [f"--{field.name.replace('_', '-')}"]
-    if field.metadata.get("short"):
-        flags.insert(0, field.metadata["short"])
+    short = field.metadata.get("short")
+    if short and short not in group._option_string_actions:  # a command's own short form wins
+        flags.insert(0, short)
     options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": help_text(field)}
     kind = value_type(hint)
     if kind is bool:

@@ -18,6 +18,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 """The bundled model: served when no model is named."""
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("auto", "none", "int8", "gguf", "awq", "gptq", "compressed-tensors")
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -41,7 +42,7 @@ def check_choices(arguments: Any) -> None:
     """Raise `ConfigError` for a field of a dataclass made with `arg` whose value is not among its choices."""
     for f in dataclasses.fields(arguments):
         choices, value = f.metadata["choices"], getattr(arguments, f.name)
-        if choices and value not in choices:
+        if choices and value not in choices and not (value is None and f.default is None):
             raise ConfigError(f"{f.name} must be one of {', '.join(map(str, choices))}, got {value!r}.")
 
 
@@ -58,6 +59,14 @@ class EngineArgs:
     revision: str | None = arg(None, "Branch, tag or commit of a hub model.", group="model")
     dtype: str = arg(
         "auto", "Type of weights and activations; auto takes the checkpoint's (float32 for GGUF files on the CPU).", DTYPES, group="model"
+    )
+    quantization: str | None = arg(
+        None,
+        "Form of the weights; default, and auto: that of the checkpoint (the blocks of a GGUF file; codes of AWQ, GPTQ and "
+        "compressed-tensors). none: dequantised to dtype. int8: floats are rounded to int8. The others must be what the checkpoint is.",
+        QUANTIZATIONS,
+        short="-q",
+        group="model",
     )
     max_model_len: int | None = arg(
         None,
@@ -145,6 +154,8 @@ class ModelFacts:
     dtype: str
     """The checkpoint's own type: float32, bfloat16 or float16; GGUF files say float32, what they dequantise to."""
     context_length: int
+    quantization: str = "none"
+    """How the checkpoint's weights are quantised: none, gguf, awq, gptq or compressed-tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +176,8 @@ class EngineConfig:
     device: str
     num_threads: int
     dtype: str
+    quantization: str
+    """How weights are computed: none, int8, or what the checkpoint holds."""
     kv_cache_dtype: str
     max_model_len: int
     block_size: int
@@ -192,6 +205,8 @@ def resolve(args: EngineArgs, model: ModelFacts, device: DeviceFacts) -> tuple[E
             reasons.append("dtype bfloat16: the checkpoint is float16, which CPUs compute slowly.")
         else:
             reasons.append(f"dtype {dtype}: the checkpoint's.")
+    quantization = _quantization(args.quantization, model, reasons)
+    kv_cache_dtype = _kv_cache_dtype(args.kv_cache_dtype, dtype, quantization, kind, reasons)
     max_model_len = args.max_model_len or model.context_length
     if args.max_model_len is not None and args.max_model_len > model.context_length:
         raise ConfigError(f"max_model_len must be at most the model's context of {model.context_length} tokens, got {args.max_model_len}.")
@@ -214,7 +229,8 @@ def resolve(args: EngineArgs, model: ModelFacts, device: DeviceFacts) -> tuple[E
         device=kind,
         num_threads=threads,
         dtype=dtype,
-        kv_cache_dtype=dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         max_model_len=max_model_len,
         block_size=args.block_size,
         max_num_seqs=args.max_num_seqs,
@@ -229,6 +245,31 @@ def resolve(args: EngineArgs, model: ModelFacts, device: DeviceFacts) -> tuple[E
         seed=args.seed,
     )
     return config, reasons
+
+
+def _quantization(asked: str | None, model: ModelFacts, reasons: list[str]) -> str:
+    """The form that weights are computed in, checked against what the checkpoint holds."""
+    held = model.quantization
+    if asked in (None, "auto"):
+        if held != "none":
+            reasons.append(f"quantization {held}: the checkpoint's.")
+        return held
+    if asked == "int8" and held != "none":
+        raise ConfigError(f"quantization int8 rounds checkpoints of floats; this one is quantised already ({held}). Leave it at auto.")
+    if asked not in ("none", "int8", held):
+        what = "holds floats" if held == "none" else f"is {held}"
+        raise ConfigError(f"quantization {asked} does not fit: the checkpoint {what}. Leave it at auto.")
+    return asked
+
+
+def _kv_cache_dtype(asked: str, dtype: str, quantization: str, device: str, reasons: list[str]) -> str:
+    """auto is the activations' type; beside the blocks of a GGUF file, float32 keys and values would only cost memory and time."""
+    if asked != "auto":
+        return asked
+    if quantization == "gguf" and device == "cpu" and dtype == "float32":
+        reasons.append("kv_cache_dtype bfloat16: the weights are GGUF blocks, coarser than that; float32 would double the cache.")
+        return "bfloat16"
+    return dtype
 
 
 def parse_bytes(text: str) -> int:

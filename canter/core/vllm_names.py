@@ -49,7 +49,6 @@ VLLM_ONLY: dict[str, str] = {
     "pooler_config": "Canter only generates",
     "prefix_caching_hash_algo": "Canter has one way to hash a prefix",
     "profiler_config": "Canter has no profiler of its own",
-    "quantization": "a checkpoint's own format is recognised",
     "runner": "Canter only generates",
     "skip_tokenizer_init": "Canter always loads the tokenizer",
     "speculative_config": "Canter has no speculative decoding",

@@ -64,7 +64,9 @@ def build_engine(args: EngineArgs, on_phase: OnPhase | None = None, device: Devi
         for reason in reasons:
             logger.info("%s", reason)
     with phases("weights"), open_tensors(files) as source:
-        loaded = load_model(model_config, source, config.dtype, device.torch_device, config.kv_cache_dtype, config.max_model_len)
+        loaded = load_model(
+            model_config, source, config.dtype, device.torch_device, config.kv_cache_dtype, config.max_model_len, config.quantization
+        )
     with phases("cache"):
         layout = plan_layout(loaded.state_specs(config.block_size))
         size = _size_cache(args, config, layout, device)

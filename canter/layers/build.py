@@ -9,21 +9,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from canter.kernels.dispatch import bind
+from canter.kernels.native import packing
+from canter.kernels.packed import BlockRows, PackedMatrix
 from canter.layers.rope import RopeArgs, rope_table
+
+
+Use = Literal["product", "lookup"]
+Value = Tensor | PackedMatrix | BlockRows
+
+
+def _ranges(parts: Mapping[str, int] | None) -> dict[str, tuple[int, int]]:
+    ranges: dict[str, tuple[int, int]] = {}
+    start = 0
+    for part, rows in (parts or {}).items():
+        ranges[part] = (start, start + rows)
+        start += rows
+    return ranges
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Weights that a checkpoint fills. `parts`: name -> (first row, end row) of the matrices that one fused matrix holds."""
+    """A dense tensor that a checkpoint fills: a norm, a bias. `parts`: name -> (first row, end row) of what one tensor holds together."""
 
     tensor: Tensor
     parts: Mapping[str, tuple[int, int]]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.nbytes
 
     def part(self, name: str | None) -> Tensor:
         """The rows of one part, or everything for None: a view."""
@@ -32,12 +55,43 @@ class Parameter:
         first, end = self.parts[name]
         return self.tensor[first:end]
 
+    def part_shape(self, name: str | None) -> tuple[int, ...]:
+        return tuple(self.part(name).shape)
+
+
+class Matrix:
+    """A weight matrix [outputs, width] that a checkpoint fills, in the form in which it is computed.
+
+    Loading sets `value`: a dense tensor, a packed matrix whose parts keep the formats that they are stored in, or the rows of a
+    file where it is only looked up. `uses`: what layers do with it. `parts`: as those of `Parameter`.
+    """
+
+    __slots__ = ("parts", "shape", "uses", "value")
+
+    value: Value
+
+    def __init__(self, shape: tuple[int, int], parts: Mapping[str, tuple[int, int]], use: Use) -> None:
+        self.shape: tuple[int, ...] = shape
+        self.parts = parts
+        self.uses: set[Use] = {use}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory; none for rows that stay in a file."""
+        return 0 if isinstance(self.value, BlockRows) else self.value.nbytes
+
+    def part_shape(self, name: str | None) -> tuple[int, ...]:
+        """The shape of one part, or of everything for None."""
+        first, end = self.parts[name] if name is not None else (0, self.shape[0])
+        return (end - first, *self.shape[1:])
+
 
 class Build:
     """Makes layers for one device, one type of weights and activations, and requests of at most `max_model_len` tokens.
 
     `cache_dtype` is the type of cached keys and values (None: the activations'). `parameters` collects every parameter
-    by its full name; `at` gives the same build under a longer name.
+    by its full name; `at` gives the same build under a longer name. `packed`: whether matrices are packed for kernels that
+    compute them in the format they are stored in, instead of being dense tensors of the build's type.
     """
 
     def __init__(self, device: torch.device | str, dtype: torch.dtype, max_model_len: int, cache_dtype: torch.dtype | None = None) -> None:
@@ -45,7 +99,8 @@ class Build:
         self.dtype = dtype
         self.cache_dtype = cache_dtype or dtype
         self.max_model_len = max_model_len
-        self.parameters: dict[str, Parameter] = {}
+        self.packed = packing.serves(self.device, dtype)
+        self.parameters: dict[str, Parameter | Matrix] = {}
         self._prefix = ""
         self._ropes: dict[RopeArgs, Tensor] = {}
 
@@ -58,14 +113,15 @@ class Build:
 
     def parameter(self, name: str, shape: tuple[int, ...], parts: Mapping[str, int] | None = None) -> Tensor:
         """Allocate, without filling, a parameter of the build's type. `parts`: rows of each matrix in a fused one, in order."""
-        ranges: dict[str, tuple[int, int]] = {}
-        start = 0
-        for part, rows in (parts or {}).items():
-            ranges[part] = (start, start + rows)
-            start += rows
         tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
-        self.parameters[self._prefix + name] = Parameter(tensor, ranges)
+        self.parameters[self._prefix + name] = Parameter(tensor, _ranges(parts))
         return tensor
+
+    def matrix(self, name: str, shape: tuple[int, int], parts: Mapping[str, int] | None = None, use: Use = "product") -> Matrix:
+        """Declare a weight matrix, which loading allocates and fills. `use`: what its layer does with it."""
+        matrix = Matrix(shape, _ranges(parts), use)
+        self.parameters[self._prefix + name] = matrix
+        return matrix
 
     def op(self, name: str, **facts: Any) -> Callable[..., Any]:
         """The best implementation of an op here. `facts` are what else is known of its calls (`weight_dtype`, `cache_dtype`)."""

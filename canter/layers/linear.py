@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from canter.layers.build import Build
+from canter.layers.build import Build, Value
 
 
 class Linear:
@@ -15,17 +15,22 @@ class Linear:
     With `parts`, several maps of the same input in one matrix, their outputs side by side in that order: name -> width.
     """
 
-    __slots__ = ("_linear", "bias", "weight")
+    __slots__ = ("_linear", "_matrix", "bias")
 
     def __init__(
         self, build: Build, in_features: int, out_features: int, bias: bool = False, parts: Mapping[str, int] | None = None
     ) -> None:
-        self.weight = build.parameter("weight", (out_features, in_features), parts)
+        self._matrix = build.matrix("weight", (out_features, in_features), parts)
         self.bias = build.parameter("bias", (out_features,), parts) if bias else None
-        self._linear: Callable[..., Tensor] = build.op("linear", weight_dtype=self.weight.dtype)
+        self._linear: Callable[..., Tensor] = build.op("linear", weight_dtype=build.dtype)
+
+    @property
+    def weight(self) -> Value:
+        """The weights, once they are loaded."""
+        return self._matrix.value
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._linear(x, self.weight, self.bias)
+        return self._linear(x, self._matrix.value, self.bias)
 
 
 def qkv_linear(build: Build, hidden_size: int, num_heads: int, num_kv_heads: int, head_dim: int, bias: bool) -> Linear:

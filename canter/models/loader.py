@@ -9,11 +9,16 @@ from tqdm import tqdm
 
 from canter.checkpoint.model_config import ModelConfig
 from canter.checkpoint.tensors import TensorSource
+from canter.core.errors import ConfigError
+from canter.core.logging import get_logger
 from canter.core.state_specs import StateSpec
 from canter.layers.build import Build
+from canter.layers.quant import open_scheme
 from canter.models.contract import Model, ModelArgs
 from canter.models.registry import get_model_class
-from canter.models.weights import load_weights
+from canter.models.weights import LoadOptions, LoadPlan
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,7 @@ class LoadedModel:
     dtype: str
     cache_dtype: str
     num_bytes: int
-    """Of all parameters together."""
+    """Memory that all parameters take together; rows that stay in the file are not in it."""
 
     @property
     def vocab_size(self) -> int:
@@ -44,25 +49,62 @@ def load_model(
     device: torch.device | str = "cpu",
     cache_dtype: str | None = None,
     max_model_len: int | None = None,
+    quantization: str = "auto",
 ) -> LoadedModel:
     """Build the model of a config on `device` in `dtype` and fill it from `source`.
 
     `cache_dtype`: type of cached keys and values (None: `dtype`). `max_model_len`: tokens that a request may reach
-    (None: the model's own context); ropes that are stretched to fit take their frequencies from it. On a terminal a
-    bar shows how far it is. Raises `UnsupportedModelError` for what Canter can't serve and `CheckpointError` for what
-    does not fit together.
+    (None: the model's own context); ropes that are stretched to fit take their frequencies from it. `quantization`: as in
+    `EngineConfig`, or "auto" for what the checkpoint holds. On a terminal a bar shows how far it is. Raises
+    `UnsupportedModelError` for what Canter can't serve and `CheckpointError` for what does not fit together.
     """
-    model_class = get_model_class(config.architecture)
-    args = model_class.Args.from_hf(config.hf)
     cache_dtype = cache_dtype or dtype
-    build = Build(device, getattr(torch, dtype), max_model_len or config.facts.context_length, getattr(torch, cache_dtype))
-    model = model_class(args, build)
+    model, args, plan = _plan(config, source, dtype, device, cache_dtype, max_model_len, quantization)
     with tqdm(total=0, desc="Loading weights", unit="B", unit_scale=True, unit_divisor=1024, disable=None, leave=False) as bar:
 
         def report(done: int, total: int) -> None:
             bar.total = total
             bar.update(done - bar.n)
 
-        load_weights(model.parameters, model_class.WEIGHTS, args.num_layers, source, report)
-    num_bytes = sum(parameter.tensor.nbytes for parameter in model.parameters.values())
-    return LoadedModel(model, args, config.architecture, dtype, cache_dtype, num_bytes)
+        plan.load(report)
+    logger.info("%s", describe_weights(plan))
+    return LoadedModel(model, args, config.architecture, dtype, cache_dtype, plan.num_bytes)
+
+
+def decode_step_bytes(config: ModelConfig, source: TensorSource, dtype: str, quantization: str = "auto") -> int:
+    """Bytes of weights that a step reads on the CPU, when the model is loaded in `dtype` with this `quantization`."""
+    return _plan(config, source, dtype, "cpu", dtype, 1, quantization)[2].step_bytes
+
+
+def describe_weights(plan: LoadPlan) -> str:
+    """One sentence: how much memory the weights take, and in which formats."""
+    formats = sorted(plan.bytes_by_format.items(), key=lambda item: -item[1])
+    named = ", ".join(f"{name} {nbytes / 2**20:,.1f}" for name, nbytes in formats)
+    rows = f"; {plan.file_bytes / 2**20:,.1f} MiB of embeddings stay in the file" if plan.file_bytes else ""
+    return f"Weights take {plan.num_bytes / 2**20:,.1f} MiB ({named}){rows}."
+
+
+def _plan(
+    config: ModelConfig,
+    source: TensorSource,
+    dtype: str,
+    device: torch.device | str,
+    cache_dtype: str,
+    max_model_len: int | None,
+    quantization: str,
+) -> tuple[Model, ModelArgs, LoadPlan]:
+    """A model that is not filled, and the plan that fills it."""
+    model_class = get_model_class(config.architecture)
+    args = model_class.Args.from_hf(config.hf)
+    build = Build(device, getattr(torch, dtype), max_model_len or config.facts.context_length, getattr(torch, cache_dtype))
+    model = model_class(args, build)
+    return model, args, LoadPlan(build, model_class.WEIGHTS, args.num_layers, source, _options(config, quantization, build))
+
+
+def _options(config: ModelConfig, quantization: str, build: Build) -> LoadOptions:
+    stored = config.facts.quantization
+    if quantization == "int8" and not build.packed:
+        dtype = str(build.dtype).removeprefix("torch.")
+        raise ConfigError(f"quantization int8 needs the native kernels, which serve float32 and bfloat16 on the CPU, not {dtype} on {build.device}.")
+    scheme = open_scheme(stored, config.quantization) if stored not in ("none", "gguf") else None
+    return LoadOptions(scheme, keep_codes=quantization != "none", int8=quantization == "int8")

@@ -1,29 +1,32 @@
-"""From the tensors of a checkpoint to the parameters of a model: the rules, and the loop that applies them.
+"""From the tensors of a checkpoint to the parameters of a model: the rules, the plan, and the loop that carries it out.
 
-Tensors stream one by one, each straight into its place, so the peak is the model and one tensor.
+Tensors stream one by one, each straight into its place, so the peak is the model and one tensor. Matrices are packed for the
+kernels in the format that they are stored in, where there is one for it.
 """
 
 from __future__ import annotations
 
-import warnings
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from canter.checkpoint.tensors import StoredTensor, TensorSource
-from canter.core.errors import CheckpointError, UnsupportedModelError
-from canter.kernels.dequant import dequantize
-from canter.layers.build import Parameter
+from canter.core.errors import CheckpointError
+from canter.kernels.native import packing
+from canter.kernels.packed import BlockRows, PackedMatrix, PackedPart, allocate_packed
+from canter.layers.build import Build, Matrix, Parameter
+from canter.layers.quant import PackOptions, MatrixWeights, Scheme, StoredWeights
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) after each tensor."""
 
-_TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_GGUF_PREFIX = "gguf:"
+_WHOLE = "weight"
+"""The role of a tensor that is a weight by itself."""
+_ALIGNMENT = 64
 _MAX_NAMED = 3
 
 
@@ -64,52 +67,241 @@ class WeightMap:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """`scheme`: how the checkpoint's matrices are quantised, None for floats and GGUF blocks. `keep_codes`: quantised weights are
+    computed as they are stored, instead of being dequantised. `int8`: matrices of floats are rounded to int8 with one scale for
+    each output."""
+
+    scheme: Scheme | None = None
+    keep_codes: bool = True
+    int8: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class _Slot:
-    """Where a tensor goes: None for a tied tensor, which goes nowhere."""
+    """Where a weight goes: None for a tied one, which goes nowhere."""
 
-    target: Tensor | None
+    name: str
+    parameter: Parameter | Matrix | None
+    part: str | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return () if self.parameter is None else self.parameter.part_shape(self.part)
 
 
-def load_weights(
-    parameters: Mapping[str, Parameter], weights: WeightMap, num_layers: int, source: TensorSource, progress: Progress | None = None
-) -> None:
-    """Fill every parameter from a checkpoint, converting to the parameter's type.
+@dataclass(slots=True)
+class _Item:
+    """The tensors of one weight, by role (see `Scheme.member`), and where it goes. `weights`: those of a matrix."""
 
-    Raises `CheckpointError` for a tensor that is missing, unexpected, of the wrong shape or given twice: names it, what
-    was expected and what was found.
+    slot: _Slot
+    members: dict[str, StoredTensor]
+    weights: MatrixWeights | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Panels:
+    """Where in the arena a part's panels lie, and their format."""
+
+    fmt: str
+    group: int
+    start: int
+    nbytes: int
+
+
+class LoadPlan:
+    """Which tensors fill which parameters, and in which form: all of it known, and checked, before any weight is read.
+
+    Raises `CheckpointError` for a tensor that is missing, unexpected, of the wrong shape or given twice: names it, what was
+    expected and what was found.
     """
-    slots = _expand(parameters, weights, num_layers)
-    total = sum(source.get(name).nbytes for name in source.names())
-    filled: dict[str, str] = {}
-    done = 0
-    for stored in source:
-        name = weights.rename(stored.name)
-        if not weights.skips(stored.name):
-            slot = slots.get(name)
-            if slot is None:
-                raise CheckpointError(f"Unexpected tensor {stored.name!r} of shape {list(stored.shape)}: the model has no place for it.")
-            if name in filled:
-                raise CheckpointError(f"Tensors {filled[name]!r} and {stored.name!r} both give {name!r}; expected one of them.")
-            filled[name] = stored.name
-            if slot.target is not None:
-                _copy(stored, slot.target)
-        done += stored.nbytes
-        if progress is not None:
-            progress(done, total)
-    _require_all({name: slot.target for name, slot in slots.items() if slot.target is not None}, filled)
+
+    def __init__(self, build: Build, weights: WeightMap, num_layers: int, source: TensorSource, options: LoadOptions) -> None:
+        self._build, self._source, self._options = build, source, options
+        self._pack_options = PackOptions(build.dtype, options.keep_codes, options.int8)
+        slots = _expand(build.parameters, weights, num_layers)
+        self._items = _gather(source, weights, slots, options.scheme)
+        _require_all(slots, self._items)
+        self._in_matrix: dict[int, dict[str | None, _Item]] = {}
+        for item in self._items.values():
+            self._prepare(item)
+        self.bytes_by_format: dict[str, int] = {}
+        self._rows: set[int] = set()
+        self._panels: dict[tuple[int, str | None], _Panels] = {}
+        self._arena_bytes = 0
+        self._place()
+
+    def _prepare(self, item: _Item) -> None:
+        """Check an item's shape, and give a matrix's item its weights."""
+        parameter = item.slot.parameter
+        if parameter is None:
+            return
+        if isinstance(parameter, Matrix):
+            item.weights = self._weights_of(item)
+            found = item.weights.shape
+            self._in_matrix.setdefault(id(parameter), {})[item.slot.part] = item
+        else:
+            found = _only(item).shape
+        if tuple(found) != item.slot.shape:
+            name = next(iter(item.members.values())).name
+            raise CheckpointError(f"Tensor {name!r}: expected shape {list(item.slot.shape)}, found {list(found)}.")
+
+    def _weights_of(self, item: _Item) -> MatrixWeights:
+        scheme = self._options.scheme
+        if scheme is None or set(item.members) == {_WHOLE}:
+            return StoredWeights(_only(item))
+        return scheme.weights(item.slot.name, item.members)
+
+    def _place(self) -> None:
+        """Decide each matrix's form; lay panels out in the order of the model, which is that of a step."""
+        for parameter in self._build.parameters.values():
+            if not isinstance(parameter, Matrix):
+                self._count(str(self._build.dtype).removeprefix("torch."), parameter.nbytes)
+                continue
+            items = self._in_matrix[id(parameter)]
+            if not self._build.packed:
+                self._count(str(self._build.dtype).removeprefix("torch."), math.prod(parameter.shape) * self._build.dtype.itemsize)
+            elif _stays_in_file(parameter, items):
+                self._rows.add(id(parameter))
+            else:
+                for part in _parts(parameter, items):
+                    self._place_part(parameter, part, items[part])
+
+    def _place_part(self, matrix: Matrix, part: str | None, item: _Item) -> None:
+        assert item.weights is not None
+        fmt, group = item.weights.packed_format(self._pack_options)
+        outputs, width = item.weights.shape
+        nbytes = packing.packed_bytes(fmt, outputs, width, group)
+        self._panels[id(matrix), part] = _Panels(fmt, group, self._arena_bytes, nbytes)
+        self._arena_bytes += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        self._count(fmt, nbytes)
+
+    def _count(self, fmt: str, nbytes: int) -> None:
+        self.bytes_by_format[fmt] = self.bytes_by_format.get(fmt, 0) + nbytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory that the weights take; all of them are read in a step that computes them."""
+        return sum(self.bytes_by_format.values())
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of weights that a step reads: all but tables of which only rows are looked up."""
+        parameters = self._build.parameters.values()
+        unread = [p for p in parameters if isinstance(p, Matrix) and "product" not in p.uses and id(p) not in self._rows]
+        return self.num_bytes - sum(self._bytes_of(matrix) for matrix in unread)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the tables whose rows are used where they lie in the file."""
+        return sum(_only(self._in_matrix[owner][None]).nbytes for owner in self._rows)
+
+    def _bytes_of(self, matrix: Matrix) -> int:
+        if not self._build.packed:
+            return math.prod(matrix.shape) * self._build.dtype.itemsize
+        return sum(panels.nbytes for (owner, _), panels in self._panels.items() if owner == id(matrix))
+
+    def load(self, progress: Progress | None = None) -> None:
+        """Read the weights, tensor by tensor, each straight into its place: the peak is the model and one tensor."""
+        arena = allocate_packed(self._arena_bytes) if self._panels else None
+        self._allocate(arena)
+        total = sum(self._source.get(name).nbytes for name in self._source.names())
+        done = 0
+        for item in self._items.values():
+            self._fill(item, arena)
+            for stored in item.members.values():
+                self._source.release(stored.name)
+                done += stored.nbytes
+            if progress is not None:
+                progress(done, total)
+        if progress is not None and done < total:
+            progress(total, total)
+
+    def _allocate(self, arena: Tensor | None) -> None:
+        """Give every matrix its value, still to be filled."""
+        for parameter in self._build.parameters.values():
+            if not isinstance(parameter, Matrix):
+                continue
+            items = self._in_matrix[id(parameter)]
+            if not self._build.packed:
+                parameter.value = torch.empty(parameter.shape, dtype=self._build.dtype, device=self._build.device)
+            elif id(parameter) in self._rows:
+                stored = _only(items[None])
+                parameter.value = BlockRows(stored.block_type or "", stored.data, parameter.shape)
+            else:
+                assert arena is not None
+                parts = [self._packed_part(parameter, part, arena) for part in _parts(parameter, items)]
+                parameter.value = PackedMatrix(tuple(parts))
+
+    def _packed_part(self, matrix: Matrix, part: str | None, arena: Tensor) -> PackedPart:
+        panels = self._panels[id(matrix), part]
+        outputs, width = matrix.part_shape(part)
+        return PackedPart(panels.fmt, outputs, width, panels.group, arena[panels.start : panels.start + panels.nbytes])
+
+    def _fill(self, item: _Item, arena: Tensor | None) -> None:
+        parameter, part = item.slot.parameter, item.slot.part
+        if isinstance(parameter, Parameter):
+            StoredWeights(_only(item)).fill(parameter.part(part))
+        elif isinstance(parameter, Matrix) and item.weights is not None and id(parameter) not in self._rows:
+            if isinstance(parameter.value, Tensor):
+                first, end = parameter.parts[part] if part is not None else (0, parameter.shape[0])
+                item.weights.fill(parameter.value[first:end])
+            else:
+                assert arena is not None
+                panels = self._panels[id(parameter), part]
+                item.weights.pack(panels.fmt, panels.group, arena[panels.start : panels.start + panels.nbytes])
 
 
-def _expand(parameters: Mapping[str, Parameter], weights: WeightMap, num_layers: int) -> dict[str, _Slot]:
+def _stays_in_file(matrix: Matrix, items: Mapping[str | None, _Item]) -> bool:
+    """Whether rows are used where they lie: a table that is only looked up."""
+    weights = items[None].weights if None in items else None
+    return "product" not in matrix.uses and isinstance(weights, StoredWeights) and weights.can_be_looked_up
+
+
+def _parts(matrix: Matrix, items: Mapping[str | None, _Item]) -> list[str | None]:
+    """The parts that the checkpoint gives a matrix in, in order: the whole where it stores the fused matrix."""
+    return [None] if None in items else list(matrix.parts)
+
+
+def _only(item: _Item) -> StoredTensor:
+    """The one tensor of an item that is stored as it is."""
+    if set(item.members) != {_WHOLE}:
+        raise CheckpointError(f"Weight {item.slot.name!r}: expected one tensor of floats, found {', '.join(item.members)}.")
+    return item.members[_WHOLE]
+
+
+def _gather(source: TensorSource, weights: WeightMap, slots: Mapping[str, _Slot], scheme: Scheme | None) -> dict[str, _Item]:
+    """Weight name -> its tensors, in file order."""
+    items: dict[str, _Item] = {}
+    for stored_name in source.names():
+        if weights.skips(stored_name):
+            continue
+        stored = source.get(stored_name)
+        weight_name, role = (scheme.member(stored_name) if scheme else None) or (stored_name, _WHOLE)
+        name = weights.rename(weight_name)
+        slot = slots.get(name)
+        if slot is None:
+            if scheme is not None and scheme.passes_over(stored):
+                continue
+            raise CheckpointError(f"Unexpected tensor {stored_name!r} of shape {list(stored.shape)}: the model has no place for it.")
+        members = items.setdefault(name, _Item(slot, {})).members
+        if role in members:
+            raise CheckpointError(f"Tensors {members[role].name!r} and {stored_name!r} both give {name!r}; expected one of them.")
+        members[role] = stored
+    return items
+
+
+def _expand(parameters: Mapping[str, Parameter | Matrix], weights: WeightMap, num_layers: int) -> dict[str, _Slot]:
     """Checkpoint name -> its slot, for the parameters that the model has."""
     slots: dict[str, _Slot] = {}
     covered: set[tuple[str, str | None]] = set()
     for source, target, rule in _unrolled(weights.rules, num_layers):
         parameter = parameters.get(target)
         if parameter is not None:
-            slots[source] = _Slot(parameter.part(rule.part))
+            slots[source] = _Slot(source, parameter, rule.part)
             covered.update([(target, rule.part)] if rule.part else [(target, part) for part in (None, *parameter.parts)])
         elif rule.tied:
-            slots[source] = _Slot(None)
+            slots[source] = _Slot(source, None, None)
     for name, parameter in parameters.items():
         for part in parameter.parts or (None,):
             if (name, part) not in covered:
@@ -126,51 +318,10 @@ def _unrolled(rules: tuple[Rule, ...], num_layers: int) -> Iterator[tuple[str, s
             yield rule.source.replace("{i}", str(i)), rule.target.replace("{i}", str(i)), rule
 
 
-def _require_all(expected: Mapping[str, Tensor], filled: Mapping[str, str]) -> None:
-    missing = [name for name in expected if name not in filled]
+def _require_all(slots: Mapping[str, _Slot], items: Mapping[str, _Item]) -> None:
+    expected = {name: slot for name, slot in slots.items() if slot.parameter is not None}
+    missing = [name for name in expected if name not in items]
     if missing:
         named = ", ".join(f"{name!r} of shape {list(expected[name].shape)}" for name in missing[:_MAX_NAMED])
         more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
-        raise CheckpointError(f"The checkpoint lacks {named}{more}: expected {len(expected)} tensors, found {len(filled)} of them.")
-
-
-def _copy(stored: StoredTensor, target: Tensor) -> None:
-    """Bring a stored tensor to its place and type."""
-    if tuple(stored.shape) != tuple(target.shape):
-        raise CheckpointError(f"Tensor {stored.name!r}: expected shape {list(target.shape)}, found {list(stored.shape)}.")
-    with torch.no_grad():
-        if stored.dtype.startswith(_GGUF_PREFIX) and stored.transform is None and target.device.type == "cpu":
-            _dequantize(stored, target)
-        else:
-            target.copy_(read_tensor(stored))
-
-
-def read_tensor(stored: StoredTensor) -> Tensor:
-    """A stored tensor in host memory: as stored (sharing its memory, never to be written), or float32 if it is a GGUF tensor
-    or has a transform."""
-    if stored.dtype.startswith(_GGUF_PREFIX):
-        values = torch.empty(stored.shape, dtype=torch.float32)
-        _dequantize(stored, values)
-    else:
-        values = _view(stored)
-    if stored.transform is None:
-        return values
-    return torch.from_numpy(np.ascontiguousarray(stored.transform(values.float().numpy())))
-
-
-def _dequantize(stored: StoredTensor, out: Tensor) -> None:
-    dequantize(stored.data, stored.dtype.removeprefix(_GGUF_PREFIX), stored.num_elements, out)
-
-
-def _view(stored: StoredTensor) -> Tensor:
-    """The bytes of an unquantised tensor as what they are."""
-    dtype = _TORCH_DTYPES.get(stored.dtype)
-    if dtype is None:
-        raise UnsupportedModelError(f"Tensor {stored.name!r}: type {stored.dtype} is not supported. Supported: {', '.join(_TORCH_DTYPES)}.")
-    data = stored.data
-    if data.ctypes.data % dtype.itemsize:
-        data = data.copy()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the map is read-only; so is every use of this tensor
-        flat = torch.from_numpy(data)
-    return flat.view(dtype).view(stored.shape)
+        raise CheckpointError(f"The checkpoint lacks {named}{more}: expected {len(expected)} tensors, found {len(items)} of them.")

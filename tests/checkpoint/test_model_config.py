@@ -123,8 +123,10 @@ def test_configurations_that_make_no_sense(tmp_path: Path, config: Any, message:
         read(tmp_path, config)
 
 
-def test_quantised_checkpoints_are_refused(tmp_path: Path) -> None:
-    config = {**LLAMA, "quantization_config": {"quant_method": "awq"}}
-    with pytest.raises(UnsupportedModelError, match="key 'quantization_config': checkpoints quantised with 'awq' are not supported"):
+def test_quantised_checkpoints_are_recognised_or_refused(tmp_path: Path) -> None:
+    config = {**LLAMA, "quantization_config": {"quant_method": "fp8"}}
+    with pytest.raises(UnsupportedModelError, match=r"key 'quantization_config': checkpoints quantised with 'fp8' are not supported.*awq"):
         read(tmp_path, config)
-    assert read(tmp_path, config, overrides={"quantization_config": None}).architecture == "LlamaForCausalLM"
+    assert read(tmp_path, config, overrides={"quantization_config": None}).facts.quantization == "none"
+    known = read(tmp_path, {**LLAMA, "quantization_config": {"quant_method": "awq", "bits": 4}})
+    assert (known.facts.quantization, known.quantization) == ("awq", {"quant_method": "awq", "bits": 4})

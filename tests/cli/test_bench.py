@@ -41,27 +41,21 @@ def test_the_limit_is_bandwidth_over_bytes() -> None:
     assert read_bandwidth(num_bytes=2**22, num_threads=1) > 1e8
 
 
-def test_bytes_of_a_decode_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Tensor:
-        def __init__(self, *shape: int) -> None:
-            self.shape = shape
-
-    class Source(dict[str, Tensor]):
-        def names(self) -> list[str]:
-            return list(self)
-
-        def __enter__(self) -> Source:
-            return self
-
-        def __exit__(self, *args: object) -> None:
-            return None
-
-    source = Source({"model.embed_tokens.weight": Tensor(100, 8), "model.layers.0.mlp.up_proj.weight": Tensor(16, 8)})
-    monkeypatch.setattr(limits, "resolve", lambda model, revision: None)
-    monkeypatch.setattr(limits, "open_tensors", lambda files: source)
-    assert limits.decode_step_bytes("m", "bfloat16") == 2 * (800 + 128)
-    source["lm_head.weight"] = Tensor(100, 8)
-    assert limits.decode_step_bytes("m", "float32") == 4 * (800 + 128)
+def test_bytes_of_a_decode_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices in the form in which they are computed; a table of which only rows are looked up is not read."""
+    monkeypatch.setenv("CANTER_KERNELS", "native")
+    tensors = quantized.weights()
+    tied = {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+    small = sum(tensor.numel() for tensor in tensors.values() if tensor.dim() == 1)
+    matrices = sum(tensor.numel() for name, tensor in tensors.items() if tensor.dim() == 2) - 2 * 131 * 64
+    table = 144 * 64  # in whole panels
+    for tie, stored in ((False, tensors), (True, tied)):
+        path = quantized.save(tmp_path / str(tie), stored, quantized.CONFIG | {"tie_word_embeddings": tie})
+        assert limits.decode_step_bytes(str(path), "bfloat16") == 2 * (small + matrices + table)
+        assert limits.decode_step_bytes(str(path), "float32") == 4 * (small + matrices + table)
+        assert limits.decode_step_bytes(str(path), "bfloat16", quantization="int8") < 1.3 * (matrices + table)
+    monkeypatch.setenv("CANTER_KERNELS", "reference")
+    assert limits.decode_step_bytes(str(path), "float32") == 4 * (small + matrices + 131 * 64)
 
 
 def test_report_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

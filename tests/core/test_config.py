@@ -19,7 +19,7 @@ def test_unknown_names_get_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("dtype", "int3"), ("device", "tpu"), ("scheduling_policy", "lifo"), ("max_model_len", 0), ("block_size", 1.5),
+        ("dtype", "int3"), ("quantization", "fp8"), ("dtype", None), ("device", "tpu"), ("scheduling_policy", "lifo"), ("max_model_len", 0), ("block_size", 1.5),
         ("max_num_seqs", True),
         ("gpu_memory_utilization", 0), ("gpu_memory_utilization", 1.5), ("max_logprobs", -2), ("num_threads", 0),
         ("long_prefill_token_threshold", -1),
@@ -47,6 +47,43 @@ def test_float16_checkpoints_run_as_bfloat16_on_a_cpu() -> None:
     assert resolve(EngineArgs.parse(), model, CPU)[0].dtype == "bfloat16"
     assert resolve(EngineArgs.parse(dtype="float16"), model, CPU)[0].dtype == "float16"
     assert resolve(EngineArgs.parse(), model, DeviceFacts("cuda", 1, 2**30))[0].dtype == "float16"
+
+
+def _held(method: str, dtype: str = "float32") -> ModelFacts:
+    return ModelFacts("LlamaForCausalLM", dtype, 2048, method)
+
+
+@pytest.mark.parametrize(
+    ("asked", "held", "used"),
+    [
+        (None, "none", "none"), ("auto", "gguf", "gguf"), (None, "awq", "awq"), ("gptq", "gptq", "gptq"), ("none", "gguf", "none"),
+        ("none", "compressed-tensors", "none"), ("none", "none", "none"), ("int8", "none", "int8"),
+    ],
+)  # fmt: skip
+def test_weights_take_the_form_of_the_checkpoint(asked: str | None, held: str, used: str) -> None:
+    assert resolve(EngineArgs.parse(quantization=asked), _held(held), CPU)[0].quantization == used
+
+
+@pytest.mark.parametrize(
+    ("asked", "held", "match"),
+    [
+        ("int8", "gguf", r"int8 rounds checkpoints of floats; this one is quantised already \(gguf\)"),
+        ("awq", "none", "quantization awq does not fit: the checkpoint holds floats"),
+        ("gguf", "gptq", "quantization gguf does not fit: the checkpoint is gptq"),
+    ],
+)
+def test_a_form_that_the_checkpoint_does_not_have_is_refused(asked: str, held: str, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        resolve(EngineArgs.parse(quantization=asked), _held(held), CPU)
+
+
+def test_the_cache_beside_gguf_blocks_is_bfloat16() -> None:
+    config, reasons = resolve(EngineArgs.parse(), _held("gguf"), CPU)
+    assert (config.dtype, config.kv_cache_dtype) == ("float32", "bfloat16") and any("kv_cache_dtype bfloat16" in r for r in reasons)
+    for changes in (dict(quantization="none"), dict(kv_cache_dtype="float32")):
+        assert resolve(EngineArgs.parse(**changes), _held("gguf"), CPU)[0].kv_cache_dtype == "float32"
+    assert resolve(EngineArgs.parse(), _held("gguf"), DeviceFacts("cuda", 1, 2**30))[0].kv_cache_dtype == "float32"
+    assert resolve(EngineArgs.parse(), _held("none"), CPU)[0].kv_cache_dtype == "float32"
 
 
 @pytest.mark.parametrize(

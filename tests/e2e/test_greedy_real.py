@@ -33,7 +33,7 @@ def test_greedy_tokens_are_those_of_transformers(name: str) -> None:
     path = gguf_file(name)
     tokenizer = load_tokenizer(resolve(str(path)))
     prompts = [tokenizer.encode(text) for text in PROMPTS]
-    core = engine(path, num_gpu_blocks_override=2000, max_model_len=512, num_threads=None)
+    core = engine(path, num_gpu_blocks_override=2000, max_model_len=512, num_threads=None, dtype="float32", quantization="none")
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
     outputs = run(core, [AddRequest(str(i), prompt, params) for i, prompt in enumerate(prompts)])
     core.shutdown()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from canter.core.errors import UnsupportedModelError
-from canter.layers.build import Build
+from canter.layers.build import Build, Matrix
 from canter.layers.embedding import Embedding, OutputHead
 from canter.layers.linear import Linear, gate_up_linear, qkv_linear
 from canter.layers.mlp import GatedMLP
@@ -23,12 +23,16 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Build:
 def randomise(build: Build) -> None:
     rng = torch.Generator().manual_seed(3)
     for parameter in build.parameters.values():
-        parameter.tensor.copy_(torch.randn(parameter.tensor.shape, generator=rng))
+        values = torch.randn(parameter.shape, generator=rng).to(build.dtype)
+        if isinstance(parameter, Matrix):
+            parameter.value = values
+        else:
+            parameter.tensor.copy_(values)
 
 
 def test_parameters_have_dotted_names(build: Build) -> None:
     Linear(build.at("layers.0").at("out"), 4, 6, bias=True)
-    assert {name: tuple(p.tensor.shape) for name, p in build.parameters.items()} == {
+    assert {name: p.shape for name, p in build.parameters.items()} == {
         "layers.0.out.weight": (6, 4),
         "layers.0.out.bias": (6,),
     }
@@ -49,10 +53,10 @@ def test_fused_parts_are_outputs_side_by_side(build: Build) -> None:
     weight, bias = build.parameters["qkv.weight"], build.parameters["qkv.bias"]
     assert weight.parts == bias.parts == {"q": (0, 12), "k": (12, 16), "v": (16, 20)}
     for part, (first, end) in weight.parts.items():
-        torch.testing.assert_close(qkv(x)[:, first:end], x @ weight.part(part).T + bias.part(part))
+        torch.testing.assert_close(qkv(x)[:, first:end], x @ weight.value[first:end].T + bias.part(part))
     assert build.parameters["gate_up.weight"].parts == {"gate": (0, 5), "up": (5, 10)}
     assert gate_up(x).shape == (2, 10)
-    assert weight.part(None) is weight.tensor
+    assert weight.part_shape(None) == (20, 8) and weight.part_shape("k") == bias.part_shape("k") + (8,)
 
 
 def test_mlp(build: Build) -> None:
@@ -62,11 +66,11 @@ def test_mlp(build: Build) -> None:
     functions = {"silu": torch.nn.functional.silu, "gelu_pytorch_tanh": lambda v: torch.nn.functional.gelu(v, approximate="tanh")}
     for name, layer in layers.items():
         fused = torch.nn.functional.linear(
-            x, build.parameters[f"{name}.gate_up.weight"].tensor, build.parameters[f"{name}.gate_up.bias"].tensor
+            x, build.parameters[f"{name}.gate_up.weight"].value, build.parameters[f"{name}.gate_up.bias"].tensor
         )
         inner = functions[name](fused[:, :5]) * fused[:, 5:]
         expected = torch.nn.functional.linear(
-            inner, build.parameters[f"{name}.down.weight"].tensor, build.parameters[f"{name}.down.bias"].tensor
+            inner, build.parameters[f"{name}.down.weight"].value, build.parameters[f"{name}.down.bias"].tensor
         )
         torch.testing.assert_close(layer(x), expected)
 

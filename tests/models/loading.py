@@ -11,8 +11,10 @@ from canter.checkpoint.tensors import open_tensors
 from canter.models.loader import LoadedModel, load_model
 
 
-def load(path: Path | str, dtype: str = "float32", max_model_len: int | None = None, **overrides: Any) -> LoadedModel:
+def load(
+    path: Path | str, dtype: str = "float32", max_model_len: int | None = None, quantization: str = "auto", **overrides: Any
+) -> LoadedModel:
     """`path`: a directory, a GGUF file or the bundled model's name; `overrides` lie over its config."""
     files = resolve(str(path))
     with open_tensors(files) as source:
-        return load_model(read_model_config(files, overrides), source, dtype, max_model_len=max_model_len)
+        return load_model(read_model_config(files, overrides), source, dtype, max_model_len=max_model_len, quantization=quantization)

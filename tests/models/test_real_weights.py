@@ -26,7 +26,7 @@ def _compare(path: Path) -> None:
     with torch.inference_mode():
         expected = oracle(input_ids=ids[None]).logits[0]
     del oracle
-    logits = Harness(load(path, max_model_len=64), 16, num_blocks=20).run(ids.tolist(), [13, 1, 6])
+    logits = Harness(load(path, max_model_len=64, quantization="none"), 16, num_blocks=20).run(ids.tolist(), [13, 1, 6])
     torch.testing.assert_close(logits, expected, atol=1e-4 * float(expected.std()), rtol=0)
 
 

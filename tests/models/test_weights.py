@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,8 @@ from torch import Tensor
 from canter.checkpoint.tensors import StoredTensor
 from canter.core.errors import CheckpointError, UnsupportedModelError
 from canter.layers.build import Build
-from canter.models.weights import Rule, WeightMap, load_weights, read_tensor
+from canter.layers.quant.weights import read_tensor
+from canter.models.weights import LoadOptions, LoadPlan, Progress, Rule, WeightMap
 from tests.models.families import FAMILIES, Family, oracle_logits, save_oracle, token_ids
 from tests.models.harness import Harness
 from tests.models.loading import load
@@ -35,8 +35,8 @@ class MemorySource:
     def get(self, name: str) -> StoredTensor:
         return self.tensors[name]
 
-    def __iter__(self) -> Iterator[StoredTensor]:
-        return iter(self.tensors.values())
+    def release(self, name: str) -> None:
+        assert name in self.tensors
 
 
 def stored(name: str, tensor: Tensor) -> StoredTensor:
@@ -79,8 +79,12 @@ def make_tensors() -> dict[str, Tensor]:
     return named
 
 
+def load_from(build: Build, tensors: list[StoredTensor], progress: Progress | None = None) -> None:
+    LoadPlan(build, WEIGHTS, 2, MemorySource(*tensors), LoadOptions()).load(progress)
+
+
 def fill(build: Build, tensors: dict[str, Tensor]) -> None:
-    load_weights(build.parameters, WEIGHTS, 2, MemorySource(*(stored(name, t) for name, t in tensors.items())))
+    load_from(build, [stored(name, t) for name, t in tensors.items()])
 
 
 def test_every_part_lands_in_its_rows() -> None:
@@ -175,7 +179,7 @@ def test_quantised_tensors_are_dequantised_and_transformed() -> None:
 def test_progress_counts_bytes() -> None:
     tensors = [stored(name, tensor) for name, tensor in make_tensors().items()]
     seen: list[tuple[int, int]] = []
-    load_weights(make_build().parameters, WEIGHTS, 2, MemorySource(*tensors), lambda done, total: seen.append((done, total)))
+    load_from(make_build(), tensors, lambda done, total: seen.append((done, total)))
     total = sum(tensor.nbytes for tensor in tensors)
     assert [done for done, _ in seen] == np.cumsum([t.nbytes for t in tensors]).tolist()
     assert {end for _, end in seen} == {total} and seen[-1] == (total, total)
@@ -195,7 +199,7 @@ def test_one_tensor_is_alive_at_a_time() -> None:
         plain = stored(name, tensor)
         tensors.append(StoredTensor(name, plain.shape, plain.dtype, plain.data, transform=track))
     build = make_build()
-    load_weights(build.parameters, WEIGHTS, 2, MemorySource(*tensors))
+    load_from(build, tensors)
     assert len(alive) == 7
     assert torch.equal(build.parameters["head"].tensor, make_tensors()["out"])
 

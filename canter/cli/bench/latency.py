@@ -48,7 +48,7 @@ def run(namespace: Namespace) -> int:
             if i >= namespace.num_iters_warmup:
                 seconds.append(time.perf_counter() - start)
                 runs.append(outputs)
-        limit = limit_of(arguments.model, llm.info.dtype, arguments.revision)
+        limit = limit_of(arguments.model, llm.info.dtype, arguments.revision, arguments.quantization)
     report = make_report(namespace, seconds, runs, limit)
     report.data["engine_flags"] = flag_words(arguments)
     report.finish(namespace.json)

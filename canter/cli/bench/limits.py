@@ -10,16 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from canter.checkpoint.model_config import read_model_config
 from canter.checkpoint.resolve import resolve
 from canter.checkpoint.tensors import open_tensors
-from canter.core.state_specs import DTYPE_BYTES
+from canter.models import loader
 
 ARRAY_BYTES = 512 * 2**20
 """Larger than any cache, so that memory is what is read."""
 
 ROUNDS = 6
-EMBEDDING = "model.embed_tokens.weight"
-OUTPUT_MATRIX = "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -70,18 +69,17 @@ def read_bandwidth(num_bytes: int = ARRAY_BYTES, num_threads: int | None = None)
     return array.nbytes / best
 
 
-def decode_step_bytes(model: str, dtype: str, revision: str | None = None) -> int:
-    """Bytes of weights that one decoding step reads when weights are held in `dtype`.
+def decode_step_bytes(model: str, dtype: str, revision: str | None = None, quantization: str | None = None) -> int:
+    """Bytes of weights that one decoding step reads when they are loaded in `dtype` with this `quantization`.
 
-    All of them, but for an embedding table that the output matrix does not share: of that, one row a request is read.
+    Those of the packed matrices, in the formats that they are computed in, and of the small parameters. Of an embedding table
+    that the output matrix does not share, one row a request is read; it is left out.
     """
-    with open_tensors(resolve(model, revision)) as source:
-        sizes = {name: math.prod(source.get(name).shape) for name in source.names()}
-    if OUTPUT_MATRIX in sizes:
-        sizes.pop(EMBEDDING, None)
-    return sum(sizes.values()) * DTYPE_BYTES[dtype]
+    files = resolve(model, revision)
+    with open_tensors(files) as source:
+        return loader.decode_step_bytes(read_model_config(files), source, dtype, quantization or "auto")
 
 
-def limit_of(model: str, dtype: str, revision: str | None = None) -> Limit:
+def limit_of(model: str, dtype: str, revision: str | None = None, quantization: str | None = None) -> Limit:
     """Measure this machine for a model. Raises `CheckpointError` when the model's files can't be read."""
-    return Limit(read_bandwidth(), decode_step_bytes(model, dtype, revision))
+    return Limit(read_bandwidth(), decode_step_bytes(model, dtype, revision, quantization))

@@ -60,7 +60,7 @@ def run(namespace: Namespace) -> int:
         alike = random_prompts(namespace.num_prompts, namespace.input_len, arguments.seed, namespace.shared_prefix_len, vocab)
         shared = measure(alike)
         again = measure(alike)
-        limit = limit_of(arguments.model, llm.info.dtype, arguments.revision)
+        limit = limit_of(arguments.model, llm.info.dtype, arguments.revision, arguments.quantization)
     report = Report("prefix", {"num_prompts": namespace.num_prompts, "engine_flags": flag_words(arguments)})
     for name, result in (("different", apart), ("shared", shared), ("shared, again", again)):
         key = name.replace(", ", "_")

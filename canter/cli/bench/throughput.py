@@ -45,7 +45,7 @@ def run(namespace: Namespace) -> int:
         outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling)
         seconds = time.perf_counter() - start
         steps = llm.stats().num_steps - steps
-        limit = limit_of(arguments.model, llm.info.dtype, arguments.revision)
+        limit = limit_of(arguments.model, llm.info.dtype, arguments.revision, arguments.quantization)
     generated = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
     report = Report("throughput", {"num_prompts": namespace.num_prompts, "seconds": seconds, "engine_flags": flag_words(arguments)})
     report.add("requests", namespace.num_prompts / seconds, "requests/s", "requests_s")

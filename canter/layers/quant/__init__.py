@@ -1,0 +1,26 @@
+"""How weights are stored and computed: one file a scheme. A scheme turns the tensors that a checkpoint holds for one matrix into
+`MatrixWeights`, which fill a packed matrix or a dense tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from canter.core.errors import UnsupportedModelError
+from canter.layers.quant.awq import AWQ
+from canter.layers.quant.compressed_tensors import CompressedTensors
+from canter.layers.quant.gptq import GPTQ
+from canter.layers.quant.weights import PackOptions, MatrixWeights, Scheme, StoredWeights
+
+__all__ = ["PackOptions", "MatrixWeights", "Scheme", "StoredWeights", "open_scheme"]
+
+_SCHEMES = {"awq": AWQ, "gptq": GPTQ, "compressed-tensors": CompressedTensors}
+
+
+def open_scheme(method: str, config: Mapping[str, Any]) -> Scheme:
+    """The scheme of a checkpoint's `quantization_config`. Raises `UnsupportedModelError` for a method, or options of one, that
+    Canter can't compute, saying what it can."""
+    scheme = _SCHEMES.get(method)
+    if scheme is None:
+        raise UnsupportedModelError(f"Checkpoints quantised with {method!r} are not supported; supported are {', '.join(_SCHEMES)}.")
+    return scheme(config)
