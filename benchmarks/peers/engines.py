@@ -188,8 +188,8 @@ def open_canter(arguments: dict[str, Any]) -> Driven:
     return Driven([sys.executable, str(HERE / "canter_driver.py"), json.dumps(arguments)], canter_env())
 
 
-def open_vllm(python: Path, model: str, threads: int, max_len: int) -> Driven:
-    return Driven([str(python), str(HERE / "vllm_driver.py"), model, str(max_len)], vllm_env(python, threads))
+def open_vllm(python: Path, model: str, threads: int, max_len: int, dtype: str) -> Driven:
+    return Driven([str(python), str(HERE / "vllm_driver.py"), model, str(max_len), dtype], vllm_env(python, threads))
 
 
 def open_openvino(python: Path, model: str, threads: int) -> Driven:

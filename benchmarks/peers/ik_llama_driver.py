@@ -29,7 +29,7 @@ class Session:
         params = api.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = context, BATCH, 512, requests
         params.n_threads = params.n_threads_batch = threads
-        params.flash_attn = True
+        params.flash_attn = has_vnni()  # its kernels fail an assertion on processors without
         self.context = api.llama_init_from_model(self.model, params)
         if not self.model or not self.context:
             raise RuntimeError(f"{path} could not be loaded")
@@ -69,6 +69,12 @@ class Session:
             for request, token in zip(everyone, newest, strict=True):
                 tokens[request].append(token)
         return tokens
+
+
+def has_vnni() -> bool:
+    with open("/proc/cpuinfo") as f:
+        flags = f.read().split()
+    return "avx_vnni" in flags or "avx512_vnni" in flags
 
 
 def main() -> None:

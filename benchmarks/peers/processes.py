@@ -27,7 +27,7 @@ class EngineProcess:
     """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None, orders: bool = False) -> None:
-        self.log = tempfile.TemporaryFile()
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         self.started = time.perf_counter()
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE} if orders else {"stdin": subprocess.DEVNULL}
         pipes.setdefault("stdout", self.log)

@@ -163,7 +163,7 @@ def measure_machine(num_threads: int | None = None) -> Machine:
 
 def _native_limits() -> Any:
     """The compiled measurements. Late, because they come with torch, which load generators do without."""
-    from canter.kernels.native import limits
+    from canter.kernels.native import limits  # noqa: PLC0415
 
     return limits
 
