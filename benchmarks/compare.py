@@ -58,9 +58,8 @@ class Row(NamedTuple):
     def parse(cls, text: str) -> Row:
         parts = text.split("/")
         if len(parts) != 4 or parts[0] not in (*WORKS, *SERVED) or parts[3] not in RIVALS:
-            raise ValueError(
-                f"a row is work/model/format/rival, work among {', '.join((*WORKS, *SERVED))}, rival among {', '.join(RIVALS)}; got {text!r}"
-            )
+            works, rivals = ", ".join((*WORKS, *SERVED)), ", ".join(RIVALS)
+            raise ValueError(f"a row is work/model/format/rival, work among {works}, rival among {rivals}; got {text!r}")
         return cls(*parts)
 
 
@@ -176,6 +175,10 @@ class Comparison:
         work = WORKS[row.work]
         return max(2048, work.shared + work.own + work.out + 64)
 
+    def vllm_dtype(self) -> str:
+        """The faster one: without an instruction for bfloat16, vllm's products in it run at a crawl."""
+        return self.options.vllm_dtype or ("bfloat16" if "bfloat16" in limits.measure_machine(self.threads).peaks else "float32")
+
     # Measuring
 
     def open_rival(self, row: Row) -> engines.Contestant:
@@ -185,7 +188,7 @@ class Comparison:
         if row.rival == "llama-server":
             return engines.LlamaServer(place, model, self.threads)
         if row.rival == "vllm-cpu":
-            return engines.open_vllm(place, model, self.threads, self.max_len(row))
+            return engines.open_vllm(place, model, self.threads, self.max_len(row), self.vllm_dtype())
         if row.rival == "openvino-genai":
             return engines.open_openvino(place, model, self.threads)
         if self.options.ik_llama:
@@ -220,9 +223,8 @@ class Comparison:
                     turns.rival.setdefault(name, []).append(speed)
                 turns.limits.append(limit.as_json())
                 turns.of_limit.append(turns.canter[-1] / limit_speed(row.work, limit))
-                say(
-                    f"{row} turn {turn + 1}: canter {number(turns.canter[-1])}, {row.rival} {number(max(results[1].tok_s.values()))} tokens/s"
-                )
+                theirs = number(max(results[1].tok_s.values()))
+                say(f"{row} turn {turn + 1}: canter {number(turns.canter[-1])}, {row.rival} {theirs} tokens/s")
             turns.peak_bytes = {"canter": canter.peak_bytes(), row.rival: rival.peak_bytes()}
             if self.options.check:
                 turns.tokens_checked = check_tokens(canter, row.work, seed, results[0].tokens, self.options.check)
@@ -246,7 +248,9 @@ class Comparison:
             )
         if who == "vllm-cpu":
             command = [str(place), "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--port", "{port}"]
-            return HttpServer([*command, "--dtype", "bfloat16", "--max-model-len", "4096", *extra], engines.vllm_env(place, self.threads))
+            return HttpServer(
+                [*command, "--dtype", self.vllm_dtype(), "--max-model-len", "4096", *extra], engines.vllm_env(place, self.threads)
+            )
         raise FileNotFoundError(f"{who} has no server to start")
 
     def run_starts(self, row: Row) -> Turns:
@@ -381,6 +385,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--ik-llama", metavar="BINDIR", help="folder of ik_llama.cpp's tools")
     parser.add_argument("--ik-llama-python", metavar="PYTHON", help="a Python with ik-llama-cpp-python, where the tools can't run")
     parser.add_argument("--vllm-python", metavar="PYTHON", help="a Python with vllm for the CPU")
+    parser.add_argument("--vllm-dtype", metavar="TYPE", help="of vllm; default: bfloat16 where the processor has it, else float32")
     parser.add_argument("--openvino-python", metavar="PYTHON", help="a Python with openvino-genai")
     parser.add_argument(
         "--rows", nargs="+", default=[], metavar="PATTERN", help="rows to run, such as 'single/*/*/llama.cpp'; default: all"

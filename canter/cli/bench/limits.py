@@ -151,7 +151,7 @@ def num_processors() -> int:
 
 def read_bandwidth(num_bytes: int = ARRAY_BYTES, num_threads: int | None = None) -> float:
     """Bytes a second read from memory: the best of several passes, each thread reading its share of a large array."""
-    return _native_limits().read_bandwidth(num_bytes, num_threads or num_processors(), PASSES)
+    return float(_native_limits().read_bandwidth(num_bytes, num_threads or num_processors(), PASSES))
 
 
 def measure_machine(num_threads: int | None = None) -> Machine:
