@@ -26,7 +26,7 @@ def tiny(softcap: float = 0.0, activation: str = "silu") -> DecoderArgs:
 
 @pytest.fixture(autouse=True)
 def small_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "COLD_BYTES", 2**16)
+    monkeypatch.setattr(kernels, "MOST_COPIES", 2)
     monkeypatch.setattr(kernels, "SECONDS", 0.0)
 
 
