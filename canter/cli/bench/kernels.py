@@ -247,13 +247,13 @@ def timing(case: Case, impl: Impl, isa_name: str, machine: Machine) -> Timing:
     """Time an implementation on a case."""
     if isa_name != "-":
         set_isa(isa_name)
-    seconds = best_seconds(impl.fn, case.calls)
+    seconds = best_seconds(impl.fn, case.calls, SECONDS)
     where = (case.op, case.shape, case.rows, case.weights, impl.provider, isa_name)
     return Timing(*where, seconds, case.num_bytes / seconds / 1e9, case.operations / seconds / 1e9, case.least_seconds(machine) / seconds)
 
 
 def best_seconds(
-    fn: Callable[..., Any], calls: Sequence[inputs.Case], budget: float = SECONDS, clock: Callable[[], float] = time.perf_counter
+    fn: Callable[..., Any], calls: Sequence[inputs.Case], budget: float, clock: Callable[[], float] = time.perf_counter
 ) -> float:
     """Seconds of a call: the best mean of several rounds, in each of which other arguments are used in turn."""
     begin = clock()
