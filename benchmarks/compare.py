@@ -20,6 +20,7 @@ import dataclasses
 import fnmatch
 import json
 import math
+import signal
 import statistics
 import sys
 from collections.abc import Callable
@@ -408,6 +409,7 @@ def main() -> int:
         rows = chosen_rows(options.rows)
     except ValueError as error:
         parser.error(str(error))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every engine that was started is ended
     comparison = Comparison(options)
     results: list[dict[str, Any]] = []
     for row in rows:
