@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -57,13 +58,13 @@ def test_less_work_than_asked_for_is_no_result() -> None:
 
 def test_a_driver_is_measured_paused_checked_and_closed(fake_driver: list[str]) -> None:
     engine = engines.Driven(fake_driver)
-    measured = engine.measure("single", 4)
-    assert measured.tokens == [[128] * 128] and engine.measure("prefill", 4).tok_s[""] > 0
-    assert engine.peak_bytes() > 2**20
-    assert compare.check_tokens(engine, "single", 4, measured.tokens, 1) == 1
-    with pytest.raises(EngineFailed, match="differs from the same prompt alone at token 2: 7, 128"):
-        compare.check_tokens(engine, "single", 4, [[128, 128, 7] + [128] * 125], 1)
-    engine.close()
+    with contextlib.closing(engine):
+        measured = engine.measure("single", 4)
+        assert measured.tokens == [[128] * 128] and engine.measure("prefill", 4).tok_s[""] > 0
+        assert engine.peak_bytes() > 2**20
+        assert compare.check_tokens(engine, "single", 4, measured.tokens, 1) == 1
+        with pytest.raises(EngineFailed, match="differs from the same prompt alone at token 2: 7, 128"):
+            compare.check_tokens(engine, "single", 4, [[128, 128, 7] + [128] * 125], 1)
     assert engine.process.has_ended
 
 
