@@ -142,7 +142,6 @@ def step_parts(vocab_size: int, batch: int, params: dict[str, Any], steps: int) 
     clock.wrap(bench.model, "logits", "model")
     clock.wrap(model_runner, "build_input_batch", "gather")
     clock.wrap(model_runner, "accept_drafts", "accept")
-    clock.wrap(model_runner, "advance", "accept")
     clock.wrap(model_runner, "_to_host", "output")
 
     def read() -> dict[str, float]:
@@ -160,7 +159,7 @@ def step_parts(vocab_size: int, batch: int, params: dict[str, Any], steps: int) 
 
 
 def _module_functions() -> list[tuple[Any, str]]:
-    return [(model_runner, name) for name in ("build_input_batch", "accept_drafts", "advance", "_to_host")]
+    return [(model_runner, name) for name in ("build_input_batch", "accept_drafts", "_to_host")]
 
 
 def pipelined_step(vocab_size: int, batch: int, params: dict[str, Any], steps: int) -> float:
