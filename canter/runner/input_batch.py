@@ -20,19 +20,17 @@ _NO_DRAFTS = torch.empty(0, dtype=torch.int64)
 class InputBatch:
     """B requests, T tokens, L logits (one for each token that a request samples or verifies).
 
-    Host: `request_ids` in the plan's order, `host [4, B]` int64 (each request's row of the table, tokens, logits (0: its
-    prompt goes on in a later step) and drafts), views of it in numpy, and `logit_rows_np [L]`, `local_pos_np [L]`.
+    Host: `host [4, B]` int64 (each request's row of the table, tokens, logits (0: its prompt goes on in a later step)
+    and drafts), views of it in numpy, and `logit_rows_np [L]`.
     Device: `query_start_loc [B+1]`, `seq_lens [B]`, `token_ids [T]`, `positions [T]`, `logits_indices [L]`,
     `logit_positions [L]`, `logit_rows [L]`, `block_tables[g] [B, M]`, `slot_mappings[g] [T]`.
     """
 
-    request_ids: list[str]
     host: torch.Tensor
     rows_np: np.ndarray
     num_tokens_np: np.ndarray
     num_logits_np: np.ndarray
     logit_rows_np: np.ndarray
-    local_pos_np: np.ndarray
     has_drafts: bool
     max_logits: int
     """Most logits of a request."""
@@ -50,9 +48,21 @@ class InputBatch:
     def num_logits(self) -> int:
         return len(self.logit_rows_np)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether every request has one logit."""
+        return self.max_logits == 1 and self.logit_rows_np is self.rows_np
+
+    @property
+    def local_pos_np(self) -> np.ndarray:
+        """For each logit, how many of its request stand before it: [L]."""
+        request_np = np.repeat(np.arange(len(self.num_logits_np)), self.num_logits_np)
+        return np.arange(len(request_np)) - (np.cumsum(self.num_logits_np) - self.num_logits_np)[request_np]
+
 
 def build_input_batch(plan: SchedulePlan, table: RequestTable, block_sizes: list[int]) -> InputBatch:
     """Gather the plan's rows. Writes the drafts to verify into the table, behind each row's last known token."""
+    row_of, prefill_len = table.row_of, table.prefill_len
     rows: list[int] = []
     num_tokens: list[int] = []
     num_logits: list[int] = []
@@ -60,31 +70,32 @@ def build_input_batch(plan: SchedulePlan, table: RequestTable, block_sizes: list
     drafts: list[int] = []
     longest = 1
     for scheduled in plan.rows:
-        row, count = table.row_of[scheduled.request_id], scheduled.num_tokens
+        row, count = row_of[scheduled.request_id], scheduled.num_tokens
         end = scheduled.num_computed_tokens + count
+        if end > longest:
+            longest = end
+        draft_ids = scheduled.draft_token_ids
         rows.append(row)
         num_tokens.append(count)
-        num_drafts.append(len(scheduled.draft_token_ids))
-        num_logits.append(len(scheduled.draft_token_ids) + 1 if end >= table.prefill_len[row] else 0)
-        drafts.extend(scheduled.draft_token_ids)
-        longest = max(longest, end)
-    host = torch.tensor([rows, num_tokens, num_logits, num_drafts], dtype=torch.int64)
-    rows_np, num_tokens_np, num_logits_np, _ = host.numpy()
+        num_drafts.append(len(draft_ids))
+        num_logits.append(len(draft_ids) + 1 if end >= prefill_len[row] else 0)
+        if draft_ids:
+            drafts.extend(draft_ids)
+    host_np = np.array(rows + num_tokens + num_logits + num_drafts, np.int64).reshape(4, -1)
+    host, rows_np, num_logits_np = torch.from_numpy(host_np), host_np[0], host_np[2]
     most = max(num_logits, default=0)
     used = [-(-longest // size) for size in block_sizes]
     arrays = table.all_token_ids, table.total_len, table.num_computed, table.draft_tokens, table.block_tables
     draft_values = torch.tensor(drafts, dtype=torch.int64) if drafts else _NO_DRAFTS
     found = table.gather_step(host, draft_values, sum(num_tokens), sum(num_logits), *arrays, block_sizes, used)
     token_ids, positions, logits_indices, logit_positions, logit_rows, query_start_loc, seq_lens, *groups = found
-    is_plain = most <= 1 and min(num_logits, default=1) == 1
+    is_plain = most == 1 and 0 not in num_logits
     return InputBatch(
-        request_ids=[scheduled.request_id for scheduled in plan.rows],
         host=host,
         rows_np=rows_np,
-        num_tokens_np=num_tokens_np,
+        num_tokens_np=host_np[1],
         num_logits_np=num_logits_np,
         logit_rows_np=rows_np if is_plain else np.repeat(rows_np, num_logits_np),
-        local_pos_np=np.zeros_like(rows_np) if is_plain else _local_positions(num_logits_np),
         has_drafts=bool(drafts),
         max_logits=most,
         token_ids=token_ids,
@@ -97,9 +108,3 @@ def build_input_batch(plan: SchedulePlan, table: RequestTable, block_sizes: list
         block_tables=groups[: len(block_sizes)],
         slot_mappings=groups[len(block_sizes) :],
     )
-
-
-def _local_positions(num_logits_np: np.ndarray) -> np.ndarray:
-    """For each logit, how many of its request stand before it."""
-    request_np = np.repeat(np.arange(len(num_logits_np)), num_logits_np)
-    return np.arange(len(request_np)) - (np.cumsum(num_logits_np) - num_logits_np)[request_np]

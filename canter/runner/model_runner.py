@@ -6,6 +6,7 @@ and hands over plans only. Nothing on the way from plan to sampled token reads a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -214,11 +215,15 @@ def _to_host(plan: SchedulePlan, sampled: _Sampled) -> StepOutput:
     """Lists by request, in the plan's order."""
     tensors = sampled.copy.wait()
     num_sampler = len(sampled.output.tensors)
+    if sampled.batch.is_plain and not sampled.output.logprobs and not sampled.prompt_parts:
+        token_ids = [[token_id] for token_id in tensors[0].tolist()]
+        if all(map(math.isfinite, tensors[1].tolist())):
+            return StepOutput(plan.step_id, token_ids, [None] * len(token_ids))
     host = sampled.output.from_host(tensors[:num_sampler])
     token_rows: list[list[int]] = tensors[num_sampler].tolist()
     counts: list[int] = tensors[num_sampler + 1].tolist()
     size = len(plan.rows)
-    token_ids: list[list[int]] = [[] for _ in range(size)]
+    token_ids = [[] for _ in range(size)]
     logprobs: list[list[TokenLogprobs] | None] = [None] * size
     errors: dict[str, RowError] = {}
     first_logits = (np.cumsum(sampled.batch.num_logits_np) - sampled.batch.num_logits_np).tolist()

@@ -32,7 +32,7 @@ class AcceptedTokens:
 def accept_drafts(table: RequestTable, batch: InputBatch, sampled: torch.Tensor, device: Device) -> AcceptedTokens:
     """Keep each row's samples up to and including the first that differs from its draft, and move the request table past
     the step: append what was accepted, count what was computed and not rejected. `sampled` is `[L]`."""
-    sampling_np = np.flatnonzero(batch.num_logits_np)
+    sampling_np = np.flatnonzero(batch.num_logits_np) if not batch.is_plain else np.arange(len(batch.rows_np))
     arrays = table.all_token_ids, table.total_len, table.num_computed
     token_ids, num_sampled = table.advance_step(batch.host, sampled, batch.token_ids, batch.max_logits, len(sampling_np), *arrays)
     rows = device.to_device(torch.from_numpy(batch.rows_np[sampling_np])) if batch.has_drafts else batch.logit_rows

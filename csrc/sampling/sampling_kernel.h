@@ -2,7 +2,8 @@
 //
 // No row is sorted. A first pass takes the maximum of each block of 64 logits; the W-th largest of these maxima is a
 // bound that at least W logits reach and few more, so what is above it can be listed, and the list settles truncation.
-// Where it can't (flat rows, large k), buckets over the bits of the values find the threshold, three passes for 32 bits.
+// Where it can't (flat rows, large k), buckets find the threshold: by distance from the peak, or over the bits of the values,
+// three passes for 32 bits.
 //
 // A draw is the largest of logit plus Gumbel noise. The noise itself takes two logarithms, so for most tokens only a
 // bound of it is made, from the bits of the uniform number: minus log2 of a float is at most its bits read as a fixed
@@ -307,6 +308,91 @@ inline Kept keep_by_radix(const Survey& s, float divisor, float peak, float floo
     return kept;
 }
 
+// Top-p of a row too flat for a short list, without top-k: weights in buckets of 1/64 by distance from the peak, then the
+// values of the one bucket in which the share is reached, sorted. False when these are too many, or too far down.
+inline bool keep_by_distance(const Survey& s, float divisor, float peak, float floor, double target, const Work& work, Kept* kept) {
+    constexpr float kPerUnit = 64.0f, kLast = kRadixBuckets - 1;
+    __builtin_memset(work.buckets, 0, kRadixBuckets * sizeof(double));
+    const Reg by = Vec::set1(divisor), top = Vec::set1(peak), scale = Vec::set1(kPerUnit), last = Vec::set1(kLast), bound = Vec::set1(floor);
+    for (std::int64_t b = 0; b < s.blocks; ++b) {
+        const float best = s.maxima[b] / divisor;
+        if (best - peak < -31.0f || best < floor) continue;
+        for (std::int64_t i = b * kSamplingBlock; i < (b + 1) * kSamplingBlock; i += Vec::width) {
+            const Reg y = Vec::div(Vec::load(s.row + i), by);
+            float places[Vec::width], weights[Vec::width];
+            Vec::store(places, Vec::min(Vec::mul(Vec::sub(top, y), scale), last));
+            Vec::store(weights, Vec::select_greater(bound, y, Vec::zero(), exp(Vec::sub(y, top))));
+            for (int lane = 0; lane < Vec::width; ++lane) work.buckets[static_cast<int>(places[lane])] += weights[lane];
+        }
+    }
+    for (std::int64_t i = s.tail(); i < s.vocab; ++i) {
+        const float y = s.row[i] / divisor, place = (peak - y) * kPerUnit;
+        if (y >= floor) work.buckets[static_cast<int>(place < kLast ? place : kLast)] += exp_one(y - peak);
+    }
+    double before = 0.0;
+    int bucket = 0;
+    while (bucket < kLast && before + work.buckets[bucket] < target) before += work.buckets[bucket++];
+    if (bucket >= static_cast<int>(kLast)) return false;
+    std::int64_t count = 0;
+    const Reg low = Vec::set1(static_cast<float>(bucket)), high = Vec::set1(static_cast<float>(bucket + 1));
+    for (std::int64_t b = 0; b < s.blocks; ++b) {
+        if ((peak - s.maxima[b] / divisor) * kPerUnit >= static_cast<float>(bucket + 1)) continue;
+        if (count + kSamplingBlock > kMaxListed) return false;
+        for (std::int64_t i = b * kSamplingBlock; i < (b + 1) * kSamplingBlock; i += Vec::width) {
+            const Reg y = Vec::div(Vec::load(s.row + i), by);
+            const Reg place = Vec::mul(Vec::sub(top, y), scale);
+            unsigned found = Lanes::at_least(place, low) & Lanes::greater(high, place) & Lanes::at_least(y, bound);
+            if (!found) continue;
+            float lanes[Vec::width];
+            Vec::store(lanes, y);
+            for (; found; found &= found - 1) work.list[count++] = pack(lanes[__builtin_ctz(found)], i + __builtin_ctz(found));
+        }
+    }
+    for (std::int64_t i = s.tail(); i < s.vocab; ++i) {
+        const float y = s.row[i] / divisor, place = (peak - y) * kPerUnit;
+        if (!(y >= floor && place >= static_cast<float>(bucket) && place < static_cast<float>(bucket + 1))) continue;
+        if (count == kMaxListed) return false;
+        work.list[count++] = pack(y, i);
+    }
+    if (!count) return false;
+    sort_descending(work.list, count);
+    std::int64_t end = 0;
+    while (end < count && before < target) before += exp_one(value_of(work.list[end++]) - peak);
+    if (!end) return false;
+    *kept = {value_of(work.list[end - 1]), id_of(work.list[end - 1]), -1};
+    return true;
+}
+
+// Truncate a list, which is sorted here: `total` is the weight of the row where top-k is off. False when it would take
+// values that are not listed, which is not so when the list `is_all` that top-k and min-p leave.
+inline bool keep_of_list(std::uint64_t* list, std::int64_t count, float peak, std::int64_t top_k, double top_p, double total, bool is_all, Kept* kept) {
+    sort_descending(list, count);
+    if (count > top_k) {
+        const std::uint64_t kth = list[top_k - 1] >> 32;
+        std::int64_t end = top_k;
+        while (end < count && list[end] >> 32 == kth) ++end;
+        count = end;
+    }
+    if (top_p < 1.0) {
+        float weights[kMaxListed];
+        for (std::int64_t i = 0; i < count; i += Vec::width) {
+            float lanes[Vec::width] = {};
+            for (std::int64_t j = 0; j < Vec::width && i + j < count; ++j) lanes[j] = value_of(list[i + j]) - peak;
+            Vec::store(weights + i, exp(Vec::load(lanes)));
+        }
+        if (total == 0.0) {
+            for (std::int64_t i = 0; i < count; ++i) total += weights[i];
+        }
+        double before = 0.0;
+        std::int64_t end = 0;
+        while (end < count && before < top_p * total) before += weights[end++];
+        if (!is_all && before < top_p * total) return false;
+        count = end;
+    }
+    *kept = {value_of(list[count - 1]), id_of(list[count - 1]), count};
+    return true;
+}
+
 // What truncation leaves of a row whose logits are finite or -inf, at least one of them finite.
 inline Kept keep_of(const Survey& s, float divisor, std::int64_t top_k, double top_p, float log_min_p, const Work& work) {
     const float peak = s.peak / divisor;
@@ -314,40 +400,16 @@ inline Kept keep_of(const Survey& s, float divisor, std::int64_t top_k, double t
     const bool bounded = top_k < s.vocab;
     if (!bounded && top_p >= 1.0) return {floor, kNoTie, -1};
     const double all = top_p < 1.0 && !bounded ? mass_of(s, divisor, peak, floor) : 0.0;
-    for (std::int64_t width = bounded ? top_k : 64;; width *= 8) {
-        float bound;
-        if (!bound_of(s, width, work.copy, &bound)) break;
+    float bound;
+    if (bound_of(s, bounded ? top_k : 64, work.copy, &bound)) {
         bound /= divisor;
         const float least = bound > floor ? bound : floor;
-        std::int64_t count = list_from(s, divisor, least, false, work.list);
-        if (count < 0) break;
-        sort_descending(work.list, count);
-        const bool is_all = bounded || least == floor;
-        if (bounded && count > top_k) {
-            const std::uint64_t kth = work.list[top_k - 1] >> 32;
-            std::int64_t end = top_k;
-            while (end < count && work.list[end] >> 32 == kth) ++end;
-            count = end;
-        }
-        if (top_p < 1.0) {
-            float weights[kMaxListed];
-            for (std::int64_t i = 0; i < count; i += Vec::width) {
-                float lanes[Vec::width] = {};
-                for (std::int64_t j = 0; j < Vec::width && i + j < count; ++j) lanes[j] = value_of(work.list[i + j]) - peak;
-                Vec::store(weights + i, exp(Vec::load(lanes)));
-            }
-            double total = all, before = 0.0;
-            if (bounded) {
-                total = 0.0;
-                for (std::int64_t i = 0; i < count; ++i) total += weights[i];
-            }
-            std::int64_t end = 0;
-            while (end < count && before < top_p * total) before += weights[end++];
-            if (!(is_all || before >= top_p * total)) continue;
-            count = end;
-        }
-        return {value_of(work.list[count - 1]), id_of(work.list[count - 1]), count};
+        const std::int64_t listed = list_from(s, divisor, least, false, work.list);
+        Kept kept;
+        if (listed > 0 && keep_of_list(work.list, listed, peak, bounded ? top_k : listed, top_p, all, bounded || least == floor, &kept)) return kept;
     }
+    Kept kept;
+    if (!bounded && keep_by_distance(s, divisor, peak, floor, top_p * all, work, &kept)) return kept;
     return keep_by_radix(s, divisor, peak, floor, top_k, top_p, work);
 }
 
