@@ -164,3 +164,111 @@ def attention_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
         attention_case(rng, dtype, score_scale=40.0, requests=((40, 40),)),
     ]
     return cases
+
+
+def gather_step_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    """Decode rows, chunks of prompts, drafts known to the host and to the device, no rows; one group and two."""
+    cases: list[Case] = []
+    for requests, sizes in [
+        ((), [4]),
+        (((1, 1, 0),), [4]),
+        (((1, 1, 0), (5, 0, 0), (4, 4, 3)), [4, 8]),
+        (((3, 3, 2), (1, 1, 0), (9, 1, 0)), [16]),
+    ]:
+        rows = torch.randperm(7, generator=rng)[: len(requests)]
+        host = torch.cat((rows.unsqueeze(0), torch.tensor(requests, dtype=torch.int64).view(-1, 3).T)).contiguous()
+        num_drafts = int(host[3].sum())
+        drafts = torch.randint(-1, 90, (num_drafts,), generator=rng)
+        ids = torch.randint(90, (7, 40), generator=rng, dtype=torch.int32)
+        computed = torch.randint(9, (7,), generator=rng, dtype=torch.int32)
+        tables = [torch.randint(1, 50, (7, 40 // size + 1), generator=rng, dtype=torch.int32) for size in sizes]
+        table_drafts = torch.randint(90, (7, 3), generator=rng)
+        arrays = (ids, computed + 1, computed, table_drafts, tables, sizes, [min(2, t.shape[1]) for t in tables])
+        cases.append((host, drafts, int(host[1].sum()), int(host[2].sum()), *arrays))
+    return cases
+
+
+def advance_step_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    """Drafts that all stand, that fall in the middle and at once; rows that sample nothing."""
+    cases: list[Case] = []
+    for requests in [((1, 1, 0),), ((4, 0, 0),), ((4, 4, 3), (5, 0, 0), (1, 1, 0)), ((3, 3, 2), (6, 4, 3), (3, 3, 2))]:
+        host = torch.tensor([[i, *r] for i, r in enumerate(requests)]).T.contiguous()
+        token_ids = torch.randint(3, (int(host[1].sum()),), generator=rng)
+        sampled = torch.randint(3, (int(host[2].sum()),), generator=rng)
+        ids = torch.randint(90, (5, 40), generator=rng, dtype=torch.int32)
+        computed = torch.randint(9, (5,), generator=rng, dtype=torch.int32)
+        sizes = (max(1, int(host[2].max())), int((host[2] > 0).sum()))
+        cases.append((host, sampled, token_ids, *sizes, ids, computed + 1, computed))
+    return cases
+
+
+def _logits(rng: Generator) -> list[Tensor]:
+    """Rows of odd widths: random, with many ties, all equal, with -inf, and of one token."""
+    rows = [torch.randn(3, width, generator=rng) * 3 for width in (1, 2, 63, 64, 1000, 5003)]
+    rows.append(torch.randn(4, 2000, generator=rng).mul_(8).round_().div_(8))
+    rows.append(torch.zeros(2, 4099))
+    masked = torch.randn(3, 700, generator=rng)
+    masked[torch.rand(3, 700, generator=rng) < 0.9] = float("-inf")
+    masked[:, 5] = 1.0
+    return [*rows, masked, torch.zeros(0, 9)]
+
+
+def greedy_tokens_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    cases: list[Case] = [(logits,) for logits in _logits(rng)]
+    odd = torch.randn(5, 40000, generator=rng)
+    odd[0, 30000], odd[1], odd[2, 39999], odd[3, 20000] = float("nan"), float("-inf"), 50.0, float("inf")
+    return [*cases, (odd,)]
+
+
+def _limits(rows: int, vocab: int, turn: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Every option somewhere: off, one token, few, nearly all, more than there are."""
+    top_k = [vocab, 1, 5, max(1, vocab - 1), 40, 3 * vocab, 300]
+    top_p = [1.0, 0.5, 0.9, 1e-9, 0.3]
+    log_min_p = [float("-inf"), -2.3, 0.0]
+    chosen = [((turn + r) * 5 % 7, (turn + r) % 5, (turn + r) % 3) for r in range(rows)]
+    k, p, m = ([values[c[i]] for c in chosen] for i, values in enumerate((top_k, top_p, log_min_p)))
+    return torch.tensor(k, dtype=torch.int64), torch.tensor(p, dtype=torch.float64), torch.tensor(m, dtype=torch.float32)
+
+
+def keep_tokens_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    return [(logits.clone(), *_limits(*logits.shape, turn)) for turn in range(15) for logits in _logits(rng)]
+
+
+def draw_tokens_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    cases: list[Case] = []
+    for turn in range(15):
+        for logits in _logits(rng):
+            rows, vocab = logits.shape
+            limits = _limits(rows, vocab, turn)
+            if turn < 3:
+                limits = torch.full_like(limits[0], vocab), torch.ones_like(limits[1]), torch.full_like(limits[2], float("-inf"))
+            temperature = torch.tensor([0.0, 1.0, 0.7, 1.5, 1.0])[(torch.arange(rows) + turn) % 5]
+            seeds = torch.randint(-(2**60), 2**60, (rows,), generator=rng)
+            positions = torch.randint(5000, (rows,), generator=rng)
+            salts = torch.randint(-(2**31), 2**31, (vocab,), generator=rng).to(torch.int32)
+            cases.append((logits, temperature, *limits, seeds, positions, salts, turn >= 3, turn % 4))
+    return cases
+
+
+def penalize_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    cases: list[Case] = []
+    for vocab, number, drafts in [(1, 1, 0), (67, 3, 0), (1000, 2, 2), (131, 0, 0)]:
+        counts = torch.randint(4, (5, vocab), generator=rng, dtype=torch.int32) * (torch.rand(5, vocab, generator=rng) < 0.3)
+        counts = torch.where(torch.rand(5, vocab, generator=rng) < 0.2, counts + (1 << 30), counts).to(torch.int32)
+        rows = torch.randperm(5, generator=rng)[:number]
+        penalties = [
+            torch.tensor(values)[torch.randint(3, (number,), generator=rng)]
+            for values in ((1.0, 1.3, 0.7), (0.0, 0.5, -0.25), (0.0, 1.5, -2.0))
+        ]
+        ids, ones = torch.randint(vocab, (number, drafts), generator=rng), torch.ones(number, drafts, dtype=torch.int32)
+        cases.append((torch.randn(4, vocab, generator=rng), torch.arange(number), rows, counts, *penalties, ids, ones))
+    return cases
+
+
+def token_logprobs_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    cases: list[Case] = []
+    for logits in _logits(rng):
+        rows, vocab = logits.shape
+        chosen = torch.randint(vocab, (rows,), generator=rng)
+        cases += [(logits, chosen, count) for count in (0, 1, 5, 20, 900, 2000) if count <= vocab]
+    return cases

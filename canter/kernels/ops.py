@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from canter.kernels import inputs
-from canter.kernels.reference import activation, attention, linear, norm, rotary
+from canter.kernels.reference import activation, attention, linear, norm, rotary, sampling, step
 
 Kernel = Callable[..., Any]
 Rejects = Callable[..., str | None]
@@ -48,7 +48,12 @@ def _tolerance(float32: tuple[float, float]) -> Tolerance:
     return {torch.float32: float32, torch.bfloat16: (2**-7, max(1e-3, float32[1])), torch.float16: (2**-10, max(1e-3, float32[1]))}
 
 
-_EXACT: Tolerance = {torch.float32: (0.0, 0.0), torch.bfloat16: (0.0, 0.0), torch.float16: (0.0, 0.0)}
+def _all(tolerance: tuple[float, float]) -> Tolerance:
+    """For ops whose tensors have one type, whatever the activations have."""
+    return dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), tolerance)
+
+
+_EXACT = _all((0.0, 0.0))
 
 OPS: dict[str, Op] = {
     op.name: op
@@ -63,6 +68,13 @@ OPS: dict[str, Op] = {
         Op("rotary", rotary.rotary, inputs.rotary_inputs, _tolerance((1e-5, 1e-6)), mutates=(0, 1)),
         Op("write_kv", attention.write_kv, inputs.write_kv_inputs, _EXACT, mutates=(2, 3)),
         Op("paged_attention", attention.paged_attention, inputs.attention_inputs, _tolerance((1e-4, 1e-5))),
+        Op("gather_step", step.gather_step, inputs.gather_step_inputs, _EXACT, mutates=(4,)),
+        Op("advance_step", step.advance_step, inputs.advance_step_inputs, _EXACT, mutates=(5, 6, 7)),
+        Op("greedy_tokens", sampling.greedy_tokens, inputs.greedy_tokens_inputs, _EXACT),
+        Op("draw_tokens", sampling.draw_tokens, inputs.draw_tokens_inputs, _EXACT),
+        Op("keep_tokens", sampling.keep_tokens, inputs.keep_tokens_inputs, _EXACT, mutates=(0,)),
+        Op("penalize", sampling.penalize, inputs.penalize_inputs, _EXACT, mutates=(0,)),
+        Op("token_logprobs", sampling.token_logprobs, inputs.token_logprobs_inputs, _all((1e-6, 1e-5))),
     )
 }
 

@@ -6,6 +6,7 @@ and hands over plans only. Nothing on the way from plan to sampled token reads a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -25,7 +26,7 @@ from canter.runner.sampling.pipeline import Sampler
 from canter.runner.sampling.prompt_logprobs import PromptLogprobPlanner, compute_prompt_logprobs, prompt_entries, prompt_targets
 from canter.runner.sampling.states import SampleBatch
 from canter.runner.state_pool import StatePool
-from canter.runner.verify import AcceptedTokens, accept_drafts, advance
+from canter.runner.verify import AcceptedTokens, accept_drafts
 
 WARM_UP_ID = "canter-warm-up"
 WARM_UP_TOKENS = 8
@@ -114,7 +115,7 @@ class ModelRunner:
         self._update_rows(plan)
         if not plan.rows:
             return None
-        batch = build_input_batch(plan, self._table, self._block_sizes, self._device)
+        batch = build_input_batch(plan, self._table, self._block_sizes)
         ctx = StepContext(
             positions=batch.positions,
             query_start_loc=batch.query_start_loc,
@@ -147,24 +148,22 @@ class ModelRunner:
             return None
         batch, hidden = forwarded
         # The whole hidden state is its own selection when every row has one token.
-        is_all = len(batch.logit_rows_np) == hidden.shape[0]
+        is_all = batch.num_logits == hidden.shape[0]
         logits = self._model.logits(hidden if is_all else hidden[batch.logits_indices])
         output = self._sampler.sample(logits, self._sample_batch(batch))
-        accepted = accept_drafts(batch, output.token_ids, self._device)
+        accepted = accept_drafts(self._table, batch, output.token_ids, self._device)
         prompt_tensors, prompt_parts = self._compute_prompt_logprobs(pending.plan, batch, hidden)
         tensors = [*output.tensors, accepted.token_ids, accepted.num_sampled, *prompt_tensors]
         copy = self._device.copy_to_host(tensors)
-        advance(self._table, batch, accepted, self._device)
         if len(accepted.sampling_np):
             self._sampler.record(accepted.rows, accepted.token_ids, accepted.num_sampled)
         return _Sampled(batch, output, accepted, copy, prompt_parts)
 
     def _sample_batch(self, batch: InputBatch) -> SampleBatch:
-        positions = batch.positions[batch.logits_indices]
         return SampleBatch(
             rows_np=batch.logit_rows_np,
-            rows=self._device.to_device(torch.from_numpy(batch.logit_rows_np)),
-            positions=positions,
+            rows=batch.logit_rows,
+            positions=batch.logit_positions,
             all_token_ids=self._table.all_token_ids,
             total_len=self._table.total_len,
             local_pos_np=batch.local_pos_np if batch.has_drafts else None,
@@ -176,6 +175,8 @@ class ModelRunner:
     ) -> tuple[list[torch.Tensor], list[tuple[str, int]]]:
         tensors: list[torch.Tensor] = []
         parts: list[tuple[str, int]] = []
+        if not self._prompt_logprobs.owes_any:
+            return tensors, parts
         starts = np.concatenate(([0], np.cumsum(batch.num_tokens_np)))
         for i, scheduled in enumerate(plan.rows):
             part = self._prompt_logprobs.take(scheduled.request_id, scheduled.num_computed_tokens, scheduled.num_tokens)
@@ -186,7 +187,9 @@ class ModelRunner:
             rows = hidden[first + part.start : first + part.stop]
             found = [
                 t
-                for piece in compute_prompt_logprobs(rows, targets, part.num_top, self._vocab_size, self._model.logits)
+                for piece in compute_prompt_logprobs(
+                    rows, targets, part.num_top, self._vocab_size, self._model.logits, self._sampler.states.ops.token_logprobs
+                )
                 for t in piece.tensors
             ]
             tensors.extend(found)
@@ -212,11 +215,15 @@ def _to_host(plan: SchedulePlan, sampled: _Sampled) -> StepOutput:
     """Lists by request, in the plan's order."""
     tensors = sampled.copy.wait()
     num_sampler = len(sampled.output.tensors)
+    if sampled.batch.is_plain and not sampled.output.logprobs and not sampled.prompt_parts:
+        token_ids = [[token_id] for token_id in tensors[0].tolist()]
+        if all(map(math.isfinite, tensors[1].tolist())):
+            return StepOutput(plan.step_id, token_ids, [None] * len(token_ids))
     host = sampled.output.from_host(tensors[:num_sampler])
     token_rows: list[list[int]] = tensors[num_sampler].tolist()
     counts: list[int] = tensors[num_sampler + 1].tolist()
     size = len(plan.rows)
-    token_ids: list[list[int]] = [[] for _ in range(size)]
+    token_ids = [[] for _ in range(size)]
     logprobs: list[list[TokenLogprobs] | None] = [None] * size
     errors: dict[str, RowError] = {}
     first_logits = (np.cumsum(sampled.batch.num_logits_np) - sampled.batch.num_logits_np).tolist()

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from canter.kernels.native import attention, dense
+from canter.kernels.native import attention, dense, sampling, step
 from canter.kernels.native.layout import TYPE_CODES
 from canter.kernels.ops import register_impl
 
@@ -36,5 +36,12 @@ def register() -> None:
         attention.rotary,
         attention.write_kv,
         attention.paged_attention,
+        step.gather_step,
+        step.advance_step,
+        sampling.greedy_tokens,
+        sampling.draw_tokens,
+        sampling.keep_tokens,
+        sampling.penalize,
+        sampling.token_logprobs,
     ):
         register_impl(fn.__name__, "native", PRIORITY, fn, rejects)
