@@ -10,7 +10,9 @@ namespace {
 constexpr const char* kNames[kNumIsas] = {"scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16"};
 
 Isa best_supported() {
-#if defined(CANTER_X86)
+#if defined(CANTER_EMULATE)
+    return Isa::avx512_bf16;
+#elif defined(CANTER_X86)
     __builtin_cpu_init();
     if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))) return Isa::scalar;
     if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
