@@ -1,7 +1,7 @@
-// The x86 intrinsics. With CANTER_EMULATE those of AVX-512 are emulated, so that its kernels run on machines with AVX2.
+// The x86 intrinsics. With CANTER_SIMDE those of AVX-512 are emulated, so that its kernels run on machines with AVX2.
 #pragma once
 
-#if defined(CANTER_EMULATE)
+#if defined(CANTER_SIMDE)
 #include "isa/emulated_avx512.h"
 #else
 #include <immintrin.h>

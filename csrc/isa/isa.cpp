@@ -10,7 +10,7 @@ namespace {
 constexpr const char* kNames[kNumIsas] = {"scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16"};
 
 Isa best_supported() {
-#if defined(CANTER_EMULATE)
+#if defined(CANTER_SIMDE)
     return Isa::avx512_bf16;
 #elif defined(CANTER_X86)
     __builtin_cpu_init();
