@@ -42,8 +42,10 @@ template <class... Parts>
     throw Failure(text.str());
 }
 
-#define CHECK(condition) \
-    if (!(condition)) canter::test::fail(__FILE__, ":", __LINE__, ": not so: ", #condition)
+#define CHECK(condition)                                                                          \
+    do {                                                                                          \
+        if (!(condition)) canter::test::fail(__FILE__, ":", __LINE__, ": not so: ", #condition); \
+    } while (false)
 
 template <class Error, class F>
 void check_throws(const char* what, const F& body) {
