@@ -32,6 +32,8 @@ extern const KernelTable kScalarKernels;
 #if defined(CANTER_X86)
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
+#elif defined(CANTER_ARM)
+extern const KernelTable kNeonKernels;
 #endif
 
 }  // namespace canter
