@@ -1,0 +1,8 @@
+// The x86 intrinsics. With CANTER_SIMDE those of AVX-512 are emulated, so that its kernels run on machines with AVX2.
+#pragma once
+
+#if defined(CANTER_SIMDE)
+#include "isa/emulated_avx512.h"
+#else
+#include <immintrin.h>
+#endif
