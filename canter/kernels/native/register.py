@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from canter.kernels.native import attention, dense
+from canter.kernels.native import attention, dense, record
 from canter.kernels.native.layout import TYPE_CODES
 from canter.kernels.ops import register_impl
 
@@ -37,4 +37,4 @@ def register() -> None:
         attention.write_kv,
         attention.paged_attention,
     ):
-        register_impl(fn.__name__, "native", PRIORITY, fn, rejects)
+        register_impl(fn.__name__, "native", PRIORITY, fn, rejects, getattr(record, fn.__name__))
