@@ -98,6 +98,29 @@ def paged_attention(
 ) -> None: ...
 def dequantize(type_name: str, data: int, num_bytes: int, num_elements: int, out: int, out_type: int, /) -> None: ...
 
+class AttentionPlan:
+    """How the attention of a step is cut into tasks, for the layers of one state group."""
+
+    def __init__(self) -> None: ...
+    def make(
+        self,
+        block_table: int,
+        query_start_loc: int,
+        seq_lens: int,
+        rows: int,
+        requests: int,
+        table_width: int,
+        q_heads: int,
+        k_heads: int,
+        head_dim: int,
+        num_blocks: int,
+        block_size: int,
+        window: int,
+        /,
+    ) -> None: ...
+    @property
+    def num_tasks(self) -> int: ...
+
 class Operand:
     """Where an instruction finds a tensor: at an address, in the arena (bytes per row before its buffer, and into its row),
     or where a slot of the step says."""
@@ -180,8 +203,12 @@ class Program:
         k_cache: int,
         v_cache: int,
         cache_type: int,
-        k_block_stride: int,
-        v_block_stride: int,
+        k_block_bytes: int,
+        v_block_bytes: int,
+        k_scale: int,
+        v_scale: int,
+        k_scale_stride: int,
+        v_scale_stride: int,
         slots: Operand,
         heads: int,
         head_dim: int,
@@ -189,20 +216,12 @@ class Program:
         block_size: int,
         /,
     ) -> None: ...
-    def paged_attention(
+    def attention_plan(
         self,
-        q: Operand,
-        type: int,
-        q_stride: int,
-        k_cache: int,
-        v_cache: int,
-        cache_type: int,
-        k_block_stride: int,
-        v_block_stride: int,
+        plan: AttentionPlan,
         block_table: Operand,
         query_start_loc: Operand,
         seq_lens: Operand,
-        out: Operand,
         requests_slot: int,
         table_width_slot: int,
         q_heads: int,
@@ -211,6 +230,25 @@ class Program:
         num_blocks: int,
         block_size: int,
         window: int,
+        /,
+    ) -> None: ...
+    def paged_attention(
+        self,
+        plan: AttentionPlan,
+        q: Operand,
+        type: int,
+        q_stride: int,
+        k_cache: int,
+        v_cache: int,
+        cache_type: int,
+        k_block_bytes: int,
+        v_block_bytes: int,
+        k_scale: int,
+        v_scale: int,
+        k_scale_stride: int,
+        v_scale_stride: int,
+        sinks: int,
+        out: Operand,
         scale: float,
         softcap: float,
         /,

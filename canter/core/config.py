@@ -19,6 +19,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "int8_per_token_head")
 
 
 def arg(default: Any, doc: str, choices: tuple[Any, ...] | None = None, short: str | None = None, group: str = "engine") -> Any:
@@ -90,7 +91,11 @@ class EngineArgs:
     )
     num_gpu_blocks_override: int | None = arg(None, "Exactly this many cache blocks, whatever the memory.", group="cache")
     kv_cache_dtype: str = arg(
-        "auto", "Type of cached keys and values; auto takes the model's.", ("auto", "float32", "bfloat16", "float16"), group="cache"
+        "auto",
+        "Type of cached keys and values; auto takes the model's. fp8 is fp8_e4m3, values beyond 448 cut off; int8_per_token_head keeps a "
+        "float scale for each token and head.",
+        KV_CACHE_DTYPES,
+        group="cache",
     )
     enable_prefix_caching: bool = arg(True, "Reuse the cache of prompts that begin alike.", group="cache")
     max_num_seqs: int = arg(128, "Most requests that run at once.", group="scheduler")
@@ -218,7 +223,7 @@ def resolve(args: EngineArgs, model: ModelFacts, device: DeviceFacts) -> tuple[E
         device=kind,
         num_threads=threads,
         dtype=dtype,
-        kv_cache_dtype=dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype,
+        kv_cache_dtype={"auto": dtype, "fp8": "fp8_e4m3"}.get(args.kv_cache_dtype, args.kv_cache_dtype),
         max_model_len=max_model_len,
         block_size=args.block_size,
         max_num_seqs=args.max_num_seqs,

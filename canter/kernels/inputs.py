@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from canter.kernels.reference import attention
+
 Case = tuple[Any, ...]
 """Positional arguments of one call."""
 
@@ -94,15 +96,35 @@ def rotary_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     return cases
 
 
+def empty_cache(
+    dtype: torch.dtype, num_blocks: int, heads: int, block_size: int, head_dim: int, fill: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Keys, values and their scales (for int8, else None) as `attention_spec` lays them out, every float `fill`."""
+    lanes = 4 // dtype.itemsize
+    is_int8 = dtype == torch.int8
+    keys = torch.full((num_blocks, heads, head_dim // lanes, block_size, lanes), 99 if is_int8 else fill).to(dtype)
+    values = torch.full((num_blocks, heads, block_size, head_dim), 99 if is_int8 else fill).to(dtype)
+    if not is_int8:
+        return keys, values, None, None
+    return keys, values, *(torch.full((num_blocks, heads, block_size), fill) for _ in range(2))
+
+
+CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8)
+
+
 def write_kv_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     cases: list[Case] = []
+    num_blocks = 20
     for rows, heads, block_size, head_dim in [(0, 1, 4, 8), (1, 1, 1, 4), (9, 3, 16, 20), (60, 2, 5, 64)]:
-        num_blocks = 20
-        slots = torch.randperm(num_blocks * block_size, generator=rng)[:rows]
-        slots[1::4] = -1
-        cache_dtype = torch.bfloat16 if heads == 2 else dtype
-        caches = [_normal(rng, cache_dtype, num_blocks, heads, block_size, head_dim) for _ in range(2)]
-        cases.append((_normal(rng, dtype, rows, heads, head_dim), _normal(rng, dtype, rows, heads, head_dim), *caches, slots))
+        for cache_dtype in CACHE_DTYPES:
+            slots = torch.randperm(num_blocks * block_size, generator=rng)[:rows]
+            slots[1::4] = -1
+            k, v = (_normal(rng, dtype, rows, heads, head_dim, scale=5.0) for _ in range(2))
+            k[4:5] = 0
+            if cache_dtype == torch.float8_e4m3fn:
+                k = k * torch.logspace(-4, 3, head_dim).to(dtype)  # from below its smallest to beyond its greatest
+            keys, values, *scales = empty_cache(cache_dtype, num_blocks, heads, block_size, head_dim, 7.0)
+            cases.append((k, v, keys, values, slots, *scales))
     return cases
 
 
@@ -119,6 +141,7 @@ def attention_case(
     cache_dtype: torch.dtype | None = None,
     padding: int = 0,
     score_scale: float = 1.0,
+    sinks: bool = False,
 ) -> Case:
     """Arguments of `paged_attention` for requests of (queries, positions), their blocks dealt out at random.
 
@@ -127,7 +150,6 @@ def attention_case(
     q_heads, k_heads = heads
     counts = [-(-length // block_size) for _, length in requests]
     num_blocks = sum(counts) + 2
-    caches = [_normal(rng, cache_dtype or dtype, num_blocks, k_heads, block_size, head_dim) for _ in range(2)]
     order = torch.randperm(num_blocks - 1, generator=rng).int() + 1
     table = torch.zeros((len(requests), max(counts, default=0) + 1), dtype=torch.int32)
     owned, given = [], 0
@@ -138,29 +160,37 @@ def attention_case(
         hidden = max(0, length - queries - window + 1) // block_size if window else 0
         owned += table[b, hidden:count].tolist()
         table[b, :hidden] = 0
-    for cache in caches:
-        unowned = torch.ones(num_blocks, dtype=torch.bool)
-        unowned[owned] = False
-        cache[unowned] = float("nan")
+    keys, values, *scales = empty_cache(cache_dtype or dtype, num_blocks, k_heads, block_size, head_dim, float("nan"))
+    slots = (torch.tensor(owned, dtype=torch.int64)[:, None] * block_size + torch.arange(block_size)).flatten()
+    k, v = (_normal(rng, dtype, len(slots), k_heads, head_dim) for _ in range(2))
+    attention.write_kv(k, v, keys, values, slots, *scales)
     starts = torch.tensor([0, *(queries for queries, _ in requests)]).cumsum(0).int()
     q = _normal(rng, dtype, int(starts[-1]) + padding, q_heads, head_dim, scale=score_scale)
     lengths = torch.tensor([length for _, length in requests], dtype=torch.int32)
-    return (q, *caches, table, starts, lengths, head_dim**-0.5, window, softcap)
+    extra = _normal(rng, torch.float32, q_heads, scale=3.0) if sinks else None
+    return (q, keys, values, table, starts, lengths, head_dim**-0.5, window, softcap, extra, *scales)
 
 
 def attention_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
-    """Head sizes, group sizes, block sizes, windows, caps, mixed and empty batches."""
+    """Head sizes, group sizes, block sizes, windows, caps, sinks, types of cache, long contexts, mixed and empty batches."""
     cases = [
         attention_case(rng, dtype, head_dim=d, heads=h)
-        for d, h in ((4, (1, 1)), (12, (4, 1)), (64, (9, 3)), (256, (4, 1)), (258, (2, 2)), (7, (2, 1)))
+        for d, h in ((4, (1, 1)), (12, (4, 1)), (64, (9, 3)), (256, (4, 1)), (258, (2, 2)), (6, (2, 1)), (80, (14, 2)), (72, (5, 5)))
     ]
     cases += [attention_case(rng, dtype, block_size=size, head_dim=20) for size in (1, 4, 5, 16, 24, 64)]
     cases += [attention_case(rng, dtype, window=w, requests=((1, 100), (30, 75), (6, 6))) for w in (1, 2, 16, 19, 64, 500)]
+    cases += [attention_case(rng, dtype, window=w, requests=((1, 700), (40, 600)), sinks=True) for w in (100, 256, 300)]
     cases += [attention_case(rng, dtype, softcap=50.0, score_scale=s, window=w) for s, w in ((1.0, 0), (40.0, 17))]
+    for cache_dtype in CACHE_DTYPES:
+        long = ((1, 1), (1, 520), (33, 300), (3, 257))
+        cases += [
+            attention_case(rng, dtype, cache_dtype=cache_dtype, requests=long, head_dim=d, block_size=size, sinks=sinks, heads=h, window=w)
+            for d, size, sinks, h, w in ((64, 16, False, (14, 2), 0), (128, 32, True, (4, 4), 0), (36, 7, True, (3, 1), 65))
+        ]
     cases += [
         attention_case(rng, dtype, requests=(), padding=0),
         attention_case(rng, dtype, requests=((0, 0), (3, 9), (0, 40)), padding=5),
-        attention_case(rng, dtype, cache_dtype=torch.bfloat16, requests=((1, 1), (1, 300))),
+        attention_case(rng, dtype, heads=(40, 1), requests=((1, 90), (4, 20)), sinks=True),
         attention_case(rng, dtype, score_scale=40.0, requests=((40, 40),)),
     ]
     return cases

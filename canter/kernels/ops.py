@@ -25,7 +25,7 @@ Tolerance = Mapping[torch.dtype, tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One op. `mutates` holds the positions of arguments that it changes in place."""
+    """One op. `mutates` holds the positions of arguments that it changes in place, where they are given."""
 
     name: str
     reference: Kernel
@@ -67,7 +67,7 @@ OPS: dict[str, Op] = {
         Op("gelu_tanh_and_mul", activation.gelu_tanh_and_mul, inputs.gated_inputs, _tolerance((1e-4, 1e-6))),
         Op("softcap", activation.softcap, inputs.softcap_inputs, _tolerance((1e-5, 1e-7))),
         Op("rotary", rotary.rotary, inputs.rotary_inputs, _tolerance((1e-5, 1e-6)), mutates=(0, 1)),
-        Op("write_kv", attention.write_kv, inputs.write_kv_inputs, _EXACT, mutates=(2, 3)),
+        Op("write_kv", attention.write_kv, inputs.write_kv_inputs, _EXACT, mutates=(2, 3, 5, 6)),
         Op("paged_attention", attention.paged_attention, inputs.attention_inputs, _tolerance((1e-4, 1e-5))),
     )
 }

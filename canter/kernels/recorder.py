@@ -162,10 +162,9 @@ def _dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """One recorded call. `reads` and `writes` are the symbols that it uses; `emit` adds it to a provider's program, given
-    the place of each buffer. `args` are the op's own, for passes that join instructions."""
+    the place of each buffer."""
 
     op: str
-    args: tuple[Any, ...]
     reads: tuple[Symbol, ...]
     writes: tuple[Symbol, ...]
     emit: Callable[[Any, Callable[[Symbol], Any]], None]
@@ -184,8 +183,6 @@ class Recorder:
         self.slots: list[Slot] = []
         self.constants: list[torch.Tensor] = []
         """What instructions hold addresses of."""
-        self.shared: dict[Any, Any] = {}
-        """What instructions made once for several of their kind, by keys of their own."""
 
     def slot(self, name: str) -> Slot:
         """The slot of a name, made at its first mention."""
@@ -208,8 +205,8 @@ class Recorder:
         self.constants.append(tensor)
         return tensor.data_ptr()
 
-    def add(self, op: str, args: tuple[Any, ...], reads: Sequence[Symbol], writes: Sequence[Symbol], emit: Callable[..., None]) -> None:
-        self.instructions.append(Instruction(op, args, tuple(reads), tuple(writes), emit))
+    def add(self, op: str, reads: Sequence[Symbol], writes: Sequence[Symbol], emit: Callable[..., None]) -> None:
+        self.instructions.append(Instruction(op, tuple(reads), tuple(writes), emit))
 
 
 ALIGNMENT = 64

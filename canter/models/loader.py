@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from canter.checkpoint.model_config import ModelConfig
 from canter.checkpoint.tensors import TensorSource
-from canter.core.state_specs import StateSpec
+from canter.core.state_specs import CACHE_STORAGE, StateSpec
 from canter.layers.build import Build
 from canter.models.contract import Model, ModelArgs
 from canter.models.registry import get_model_class
@@ -18,7 +18,7 @@ from canter.models.weights import load_weights
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model with its weights in place. `dtype` and `cache_dtype` are named as in `core.config.DTYPES`."""
+    """A model with its weights in place. `dtype` is named as in `core.config.DTYPES`, `cache_dtype` as in `CACHE_STORAGE`."""
 
     model: Model
     args: ModelArgs
@@ -55,7 +55,7 @@ def load_model(
     model_class = get_model_class(config.architecture)
     args = model_class.Args.from_hf(config.hf)
     cache_dtype = cache_dtype or dtype
-    build = Build(device, getattr(torch, dtype), max_model_len or config.facts.context_length, getattr(torch, cache_dtype))
+    build = Build(device, getattr(torch, dtype), max_model_len or config.facts.context_length, getattr(torch, CACHE_STORAGE[cache_dtype]))
     model = model_class(args, build)
     with tqdm(total=0, desc="Loading weights", unit="B", unit_scale=True, unit_divisor=1024, disable=None, leave=False) as bar:
 

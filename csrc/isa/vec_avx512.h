@@ -1,7 +1,7 @@
 // Sixteen lanes: AVX-512 F, BW, VL, DQ.
 #pragma once
 
-#include <immintrin.h>
+#include "isa/intrinsics.h"
 
 #include <cstdint>
 

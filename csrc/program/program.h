@@ -41,7 +41,7 @@ public:
     void add(std::string name, Instruction run);
 
     // Run every instruction, in order, on this thread; they use the pool. An instruction's exception ends the run and
-    // leaves the program as it was. Several threads may run a program at once, each with an arena of its own.
+    // leaves the program as it was. One thread at a time: instructions share what they work out about a step.
     void run(const Frame& frame) const;
 
     // The same, with the seconds that each instruction took.

@@ -11,8 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canter.kernels.native.layout import TYPE_CODES, has_packed_blocks
-from canter.kernels.recorder import Buffer, RecordError, Symbol
+from canter import _native
+from canter.kernels.attention_plan import AttentionPlan
+from canter.kernels.native.attention import cache_arguments
+from canter.kernels.native.layout import TYPE_CODES
+from canter.kernels.recorder import Buffer, Recorder, RecordError, Symbol
 
 Place = Callable[[Symbol], Any]
 
@@ -54,7 +57,7 @@ def linear(x: Symbol, weight: Tensor, bias: Tensor | None) -> Symbol:
     def emit(program: Any, at: Place) -> None:
         program.linear(at(x), types[0], *matrix, at(out), outputs, width)
 
-    x.recorder.add("linear", (x, weight, bias), [x], [out], emit)
+    x.recorder.add("linear", [x], [out], emit)
     return out
 
 
@@ -71,7 +74,7 @@ def embedding(token_ids: Symbol, weight: Tensor, scale: float = 1.0) -> Symbol:
     def emit(program: Any, at: Place) -> None:
         program.embedding(at(token_ids), table, at(out), code, vocab, width, scale)
 
-    token_ids.recorder.add("embedding", (token_ids, weight, scale), [token_ids], [out], emit)
+    token_ids.recorder.add("embedding", [token_ids], [out], emit)
     return out
 
 
@@ -86,7 +89,7 @@ def rms_norm(x: Symbol, weight: Tensor, eps: float, plus_one: bool = False, cast
     def emit(program: Any, at: Place) -> None:
         program.rms_norm(at(x), x.strides[0], factor, at(out), *types, heads, width, eps, plus_one, cast_first)
 
-    x.recorder.add("rms_norm", (x, weight, eps, plus_one, cast_first), [x], [out], emit)
+    x.recorder.add("rms_norm", [x], [out], emit)
     return out
 
 
@@ -104,7 +107,7 @@ def add_rms_norm(
     def emit(program: Any, at: Place) -> None:
         program.add_rms_norm(at(x), at(residual), factor, at(out), at(total), *types, width, eps, plus_one, cast_first)
 
-    x.recorder.add("add_rms_norm", (x, residual, weight, eps, plus_one, cast_first), [x, residual], [out, total], emit)
+    x.recorder.add("add_rms_norm", [x, residual], [out, total], emit)
     return out, total
 
 
@@ -118,7 +121,7 @@ def _gated(op: str, gate_up: Symbol, activation: int) -> Symbol:
     def emit(program: Any, at: Place) -> None:
         program.gated(op, at(gate_up), at(out), code, activation, width)
 
-    gate_up.recorder.add(op, (gate_up,), [gate_up], [out], emit)
+    gate_up.recorder.add(op, [gate_up], [out], emit)
     return out
 
 
@@ -141,7 +144,7 @@ def softcap(x: Symbol, cap: float) -> Symbol:
     def emit(program: Any, at: Place) -> None:
         program.softcap(at(x), at(out), code, x.tail[0], cap)
 
-    x.recorder.add("softcap", (x, cap), [x], [out], emit)
+    x.recorder.add("softcap", [x], [out], emit)
     return out
 
 
@@ -154,7 +157,7 @@ def convert(x: Symbol, dtype: torch.dtype) -> Symbol:
     def emit(program: Any, at: Place) -> None:
         program.widen(at(x), at(out), x.tail[0])
 
-    x.recorder.add("widen", (x,), [x], [out], emit)
+    x.recorder.add("widen", [x], [out], emit)
     return out
 
 
@@ -169,7 +172,7 @@ def gather(source: Symbol, count: str, indices: Symbol) -> Symbol:
     def emit(program: Any, at: Place) -> None:
         program.gather(at(source), count_slot, at(indices), at(out), row_bytes)
 
-    recorder.add("gather", (source, indices), [source, indices], [out], emit)
+    recorder.add("gather", [source, indices], [out], emit)
     return out
 
 
@@ -186,29 +189,65 @@ def rotary(q: Symbol, k: Symbol, positions: Symbol, cos_sin: Tensor, rot_dim: in
     def emit(program: Any, at: Place) -> None:
         program.rotary(at(q), at(k), code, q.strides[0], k.strides[0], at(positions), table, *sizes)
 
-    q.recorder.add("rotary", (q, k, positions, cos_sin, rot_dim), [q, k, positions], [q, k], emit)
+    q.recorder.add("rotary", [q, k, positions], [q, k], emit)
 
 
-def _require_caches(op: str, k_cache: Tensor, v_cache: Tensor, heads: int, head_dim: int) -> None:
-    fits = k_cache.dim() == 4 and k_cache.shape == v_cache.shape and k_cache.dtype == v_cache.dtype
-    fits = fits and k_cache.shape[1] == heads and k_cache.shape[3] == head_dim and has_packed_blocks(k_cache) and has_packed_blocks(v_cache)
-    _require(fits, op, f"caches [NB, {heads}, BS, {head_dim}] of one type, each block in one run")
+def _cache_arguments(
+    op: str, recorder: Recorder, k_cache: Tensor, v_cache: Tensor, heads: int, head_dim: int, k_scale: Tensor | None, v_scale: Tensor | None
+) -> tuple[int, ...]:
+    """What an instruction binds of a layer's cache."""
+    try:
+        arguments = cache_arguments(op, k_cache, v_cache, heads, head_dim, k_scale, v_scale)
+    except ValueError as error:
+        raise RecordError(str(error)) from None
+    for tensor in (k_cache, v_cache, k_scale, v_scale):
+        if tensor is not None:
+            recorder.bind(tensor)
+    return arguments
 
 
-def write_kv(k: Symbol, v: Symbol, k_cache: Tensor, v_cache: Tensor, slot_mapping: Symbol) -> None:
+def write_kv(
+    k: Symbol,
+    v: Symbol,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Symbol,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
     """k and v [rows, heads, D] into the caches."""
     fits = _has_packed_heads(k) and _has_packed_heads(v) and k.tail == v.tail and k.dtype == v.dtype
     _require(fits and _is_metadata(slot_mapping, torch.int64), "write_kv", "packed heads of k and v, int64 slots of the step")
     heads, head_dim = k.tail
-    _require_caches("write_kv", k_cache, v_cache, heads, head_dim)
+    caches = _cache_arguments("write_kv", k.recorder, k_cache, v_cache, heads, head_dim, k_scale, v_scale)
     new = _code("write_kv", k), k.strides[0], v.strides[0]
-    caches = k.recorder.bind(k_cache), k.recorder.bind(v_cache), _code("write_kv", k_cache), k_cache.stride(0), v_cache.stride(0)
-    sizes = heads, head_dim, k_cache.shape[0], k_cache.shape[2]
+    sizes = heads, head_dim, k_cache.shape[0], v_cache.shape[2]
 
     def emit(program: Any, at: Place) -> None:
         program.write_kv(at(k), at(v), *new, *caches, at(slot_mapping), *sizes)
 
-    k.recorder.add("write_kv", (k, v, k_cache, v_cache, slot_mapping), [k, v, slot_mapping], [], emit)
+    k.recorder.add("write_kv", [k, v, slot_mapping], [], emit)
+
+
+def _plan(recorder: Recorder, plan: AttentionPlan, shape: tuple[int, ...]) -> Any:
+    """The native plan of a state group for layers of one shape (Hq, Hk, D, NB, BS, window), made once a step.
+
+    The width of the table comes in the slot `<table's name>.width`, the number of requests in `num_reqs`.
+    """
+    made = plan.made.get(shape)
+    if made is not None:
+        return made
+    symbols: tuple[Any, ...] = plan.block_table, plan.query_start_loc, plan.seq_lens
+    table, starts, lengths = symbols
+    _require(all(_is_metadata(x, torch.int32) for x in symbols), "paged_attention", "int32 metadata of the step")
+    native = plan.made[shape] = _native.AttentionPlan()
+    counts = recorder.slot("num_reqs").index, recorder.slot(f"{table.name}.width").index
+
+    def emit(program: Any, at: Place) -> None:
+        program.attention_plan(native, at(table), at(starts), at(lengths), *counts, *shape)
+
+    recorder.add("attention_plan", symbols, [], emit)
+    return native
 
 
 def paged_attention(
@@ -221,28 +260,27 @@ def paged_attention(
     scale: float,
     window: int,
     softcap: float,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    plan: AttentionPlan | None = None,
 ) -> Symbol:
-    """q [rows, heads, D] -> the same, contiguous.
-
-    The width of the table comes in the slot `<table's name>.width`, the number of requests in `num_reqs`.
-    """
-    _require(_has_packed_heads(q) and k_cache.dim() == 4 and q.tail[0] % k_cache.shape[1] == 0, "paged_attention", "packed heads of q")
-    _require(
-        all(_is_metadata(x, torch.int32) for x in (block_table, query_start_loc, seq_lens)), "paged_attention", "int32 metadata of the step"
-    )
+    """q [rows, heads, D] -> the same, contiguous."""
+    _require(_has_packed_heads(q) and v_cache.dim() == 4 and q.tail[0] % v_cache.shape[1] == 0, "paged_attention", "packed heads of q")
     heads, head_dim = q.tail
-    num_blocks, k_heads, block_size, _ = k_cache.shape
-    _require_caches("paged_attention", k_cache, v_cache, k_heads, head_dim)
+    num_blocks, k_heads, block_size, _ = v_cache.shape
     recorder = q.recorder
+    caches = _cache_arguments("paged_attention", recorder, k_cache, v_cache, k_heads, head_dim, k_scale, v_scale)
+    given: Any = block_table, query_start_loc, seq_lens
+    native = _plan(recorder, plan or AttentionPlan(*given), (heads, k_heads, head_dim, num_blocks, block_size, window))
+    fits = sinks is None or (sinks.shape == (heads,) and sinks.dtype == torch.float32 and sinks.is_contiguous())
+    _require(fits, "paged_attention", "contiguous float32 sinks [Hq]")
+    sinks_at = 0 if sinks is None else recorder.bind(sinks)
     out = recorder.new(q.dtype, heads, head_dim)
     code = _code("paged_attention", q)
-    caches = recorder.bind(k_cache), recorder.bind(v_cache), _code("paged_attention", k_cache), k_cache.stride(0), v_cache.stride(0)
-    counts = recorder.slot("num_reqs").index, recorder.slot(f"{block_table.name}.width").index
-    sizes = heads, k_heads, head_dim, num_blocks, block_size
 
     def emit(program: Any, at: Place) -> None:
-        places = at(block_table), at(query_start_loc), at(seq_lens), at(out)
-        program.paged_attention(at(q), code, q.strides[0], *caches, *places, *counts, *sizes, window, scale, softcap)
+        program.paged_attention(native, at(q), code, q.strides[0], *caches, sinks_at, at(out), scale, softcap)
 
-    recorder.add("paged_attention", (q, k_cache, v_cache, block_table), [q, block_table, query_start_loc, seq_lens], [out], emit)
+    recorder.add("paged_attention", [q], [out], emit)
     return out
