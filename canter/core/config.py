@@ -76,6 +76,9 @@ class EngineArgs:
     max_logprobs: int = arg(20, "Most logprobs a request may ask for; -1 for the whole vocabulary.", group="model")
     device: str = arg("auto", "Where the model runs.", DEVICES)
     num_threads: int | None = arg(None, "CPU threads of the engine; default: the processors that this process may use.")
+    enforce_eager: bool = arg(
+        False, "Call every kernel from Python, layer by layer, instead of one recorded program a step: for debugging."
+    )
     block_size: int = arg(16, "Tokens in a cache block.")
     kv_cache_memory_bytes: int | None = arg(
         None, "Bytes for the cache (K, M, G suffixes allowed); default: sized from free memory, see gpu_memory_utilization.", group="cache"
@@ -180,6 +183,7 @@ class EngineConfig:
     enable_prefix_caching: bool
     scheduling_policy: str
     async_scheduling: bool
+    enforce_eager: bool
     max_num_queued_reqs: int
     max_logprobs: int
     seed: int
@@ -229,6 +233,7 @@ def resolve(args: EngineArgs, model: ModelFacts, device: DeviceFacts) -> tuple[E
         enable_prefix_caching=args.enable_prefix_caching,
         scheduling_policy=args.scheduling_policy,
         async_scheduling=args.async_scheduling,
+        enforce_eager=args.enforce_eager,
         max_num_queued_reqs=args.max_num_queued_reqs or 4096,
         max_logprobs=args.max_logprobs,
         seed=args.seed,

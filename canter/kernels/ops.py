@@ -17,6 +17,8 @@ from canter.kernels.reference import activation, attention, linear, norm, rotary
 Kernel = Callable[..., Any]
 Rejects = Callable[..., str | None]
 """`rejects(device, dtype, **facts)`: why an implementation can't serve, or None when it can."""
+Record = Callable[..., Any]
+"""An op's call, its first argument a `recorder.Symbol`: records an instruction and returns symbols of the results."""
 Tolerance = Mapping[torch.dtype, tuple[float, float]]
 """Relative and absolute tolerance by type of the activations."""
 
@@ -34,13 +36,17 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Impl:
-    """One implementation of an op. The greatest priority that does not reject wins; references have priority 0."""
+    """One implementation of an op. The greatest priority that does not reject wins; references have priority 0.
+
+    `record` puts a call into a step program; None: a model that is given this implementation runs eagerly.
+    """
 
     op: str
     provider: str
     priority: int
     fn: Kernel
     rejects: Rejects
+    record: Record | None = None
 
 
 def _tolerance(float32: tuple[float, float]) -> Tolerance:
@@ -81,10 +87,10 @@ OPS: dict[str, Op] = {
 _impls: dict[str, list[Impl]] = {}
 
 
-def register_impl(op: str, provider: str, priority: int, fn: Kernel, rejects: Rejects) -> None:
+def register_impl(op: str, provider: str, priority: int, fn: Kernel, rejects: Rejects, record: Record | None = None) -> None:
     """Add an implementation of an op to the table. Raises `KeyError` for an op that is not in the table."""
     entries = _impls.setdefault(OPS[op].name, [])
-    entries.append(Impl(op, provider, priority, fn, rejects))
+    entries.append(Impl(op, provider, priority, fn, rejects, record))
     entries.sort(key=lambda impl: -impl.priority)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from canter.core.sampling_params import SamplingParams
 from canter.core.state_specs import StateLayout
 from canter.device import Device, HostCopy, Pending
 from canter.layers.context import GroupContext, StepContext
+from canter.runner.graphs import Model, make_steps
 from canter.runner.input_batch import InputBatch, build_input_batch
 from canter.runner.request_table import RequestTable
 from canter.runner.sampling.output import SamplerOutput, SampleStatus
@@ -30,14 +30,6 @@ from canter.runner.verify import AcceptedTokens, accept_drafts
 
 WARM_UP_ID = "canter-warm-up"
 WARM_UP_TOKENS = 8
-
-
-class Model(Protocol):
-    """What a runner asks of a model; see `models/contract.py`."""
-
-    def forward(self, token_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor: ...
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +67,7 @@ class ModelRunner:
         max_model_len: int,
         num_draft_tokens: int = 0,
         seed: int = 0,
+        enforce_eager: bool = False,
     ) -> None:
         self._model = model
         self._device = device
@@ -84,8 +77,14 @@ class ModelRunner:
         self._block_sizes = [group.spec.block_size for group in layout.groups]
         self._table = RequestTable(max_num_rows, max_model_len, self._block_sizes, num_draft_tokens, device)
         self._pool = StatePool(layout, num_blocks, device)
+        self._steps = make_steps(model, self._pool.caches, self._pool.group_of_layer, enforce_eager)
         self._sampler = Sampler(max_num_rows, vocab_size, device.torch_device, seed)
         self._prompt_logprobs = PromptLogprobPlanner()
+
+    @property
+    def eager_reason(self) -> str | None:
+        """Why every op of a step is called from Python; None where a step is one program."""
+        return self._steps.eager_reason
 
     def execute(self, plan: SchedulePlan) -> PendingForward:
         """Launch the forward of a plan. Plans must come in the scheduler's order."""
@@ -115,6 +114,8 @@ class ModelRunner:
         self._update_rows(plan)
         if not plan.rows:
             return None
+        if plan.new_rows:  # often enough: weights never change under a request
+            self._steps.check()
         batch = build_input_batch(plan, self._table, self._block_sizes)
         ctx = StepContext(
             positions=batch.positions,
@@ -125,7 +126,7 @@ class ModelRunner:
             group_of_layer=self._pool.group_of_layer,
             caches=self._pool.caches,
         )
-        return batch, self._model.forward(batch.token_ids, ctx)
+        return batch, self._steps.forward(batch.token_ids, ctx)
 
     def _update_rows(self, plan: SchedulePlan) -> None:
         """Bring the table and the sampler to the plan's rows: drop, add, append blocks."""
@@ -147,9 +148,7 @@ class ModelRunner:
         if forwarded is None:
             return None
         batch, hidden = forwarded
-        # The whole hidden state is its own selection when every row has one token.
-        is_all = batch.num_logits == hidden.shape[0]
-        logits = self._model.logits(hidden if is_all else hidden[batch.logits_indices])
+        logits = self._steps.logits(hidden, batch.logits_indices)
         output = self._sampler.sample(logits, self._sample_batch(batch))
         accepted = accept_drafts(self._table, batch, output.token_ids, self._device)
         prompt_tensors, prompt_parts = self._compute_prompt_logprobs(pending.plan, batch, hidden)

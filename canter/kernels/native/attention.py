@@ -30,20 +30,24 @@ def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, rot_dim: in
     _native.rotary(q.data_ptr(), k.data_ptr(), type_code("rotary", q), *strides, positions.data_ptr(), cos_sin.data_ptr(), *sizes)
 
 
-def _cache_arguments(
+def cache_arguments(
     op: str, k_cache: Tensor, v_cache: Tensor, heads: int, head_dim: int, k_scale: Tensor | None, v_scale: Tensor | None
 ) -> tuple[int, ...]:
     """What the compiled module needs to know of a layer's cache, after checking its layout."""
     code = CACHE_TYPE_CODES.get(k_cache.dtype)
     if code is None or k_cache.device.type != "cpu":
-        raise ValueError(f"{op}: expected a float32, bfloat16, float8_e4m3fn or int8 cache on the CPU, got {k_cache.dtype} on {k_cache.device}.")
+        raise ValueError(
+            f"{op}: expected a float32, bfloat16, float8_e4m3fn or int8 cache on the CPU, got {k_cache.dtype} on {k_cache.device}."
+        )
     size = k_cache.element_size()
     lanes = 4 // size
     fits = k_cache.dim() == 5 and v_cache.dim() == 4 and k_cache.dtype == v_cache.dtype and head_dim % lanes == 0
     fits = fits and k_cache.shape[1:3] == (heads, head_dim // lanes) and k_cache.shape[4] == lanes
     fits = fits and v_cache.shape == (k_cache.shape[0], heads, k_cache.shape[3], head_dim)
     fits = fits and has_packed_blocks(k_cache) and has_packed_blocks(v_cache)
-    wanted = f"keys [NB, {heads}, {head_dim}/{lanes}, BS, {lanes}] and values [NB, {heads}, BS, {head_dim}] of one type, each block in one run"
+    wanted = (
+        f"keys [NB, {heads}, {head_dim}/{lanes}, BS, {lanes}] and values [NB, {heads}, BS, {head_dim}] of one type, each block in one run"
+    )
     require(fits, op, wanted, k_cache, v_cache)
     scales = (0, 0, 0, 0)
     if code == 3:
@@ -67,7 +71,7 @@ def write_kv(
     fits = k.dim() == 3 and k.shape == v.shape and k.dtype == v.dtype and slot_mapping.shape == (k.shape[0],)
     require(fits, "write_kv", "k and v [T, Hk, D] of one type and slot_mapping [T]", k, v, slot_mapping)
     rows, heads, head_dim = k.shape
-    caches = _cache_arguments("write_kv", k_cache, v_cache, heads, head_dim, k_scale, v_scale)
+    caches = cache_arguments("write_kv", k_cache, v_cache, heads, head_dim, k_scale, v_scale)
     k, v, slots = packed_rows(k), packed_rows(v), contiguous(slot_mapping, torch.int64)
     new = k.data_ptr(), v.data_ptr(), type_code("write_kv", k), k.stride(0), v.stride(0)
     _native.write_kv(*new, *caches, slots.data_ptr(), rows, heads, head_dim, k_cache.shape[0], v_cache.shape[2])
@@ -111,7 +115,7 @@ def paged_attention(
     require(q.dim() == 3 and v_cache.dim() == 4, "paged_attention", "q [T, Hq, D] and v_cache [NB, Hk, BS, D]", q, v_cache)
     rows, q_heads, head_dim = q.shape
     num_blocks, k_heads, block_size, _ = v_cache.shape
-    caches = _cache_arguments("paged_attention", k_cache, v_cache, k_heads, head_dim, k_scale, v_scale)
+    caches = cache_arguments("paged_attention", k_cache, v_cache, k_heads, head_dim, k_scale, v_scale)
     native = _make_plan(
         plan or AttentionPlan(block_table, query_start_loc, seq_lens), (rows, q_heads, k_heads, head_dim, num_blocks, block_size, window)
     )

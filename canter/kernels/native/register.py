@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from canter.kernels.native import attention, dense, sampling, step
+from canter.kernels.native import attention, dense, record, sampling, step
 from canter.kernels.native.attention import CACHE_TYPE_CODES
 from canter.kernels.native.layout import TYPE_CODES
 from canter.kernels.ops import register_impl
@@ -48,4 +48,4 @@ def register() -> None:
         sampling.penalize,
         sampling.token_logprobs,
     ):
-        register_impl(fn.__name__, "native", PRIORITY, fn, rejects)
+        register_impl(fn.__name__, "native", PRIORITY, fn, rejects, getattr(record, fn.__name__, None))
