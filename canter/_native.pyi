@@ -3,6 +3,8 @@
 Types are 0 for float32 and 1 for bfloat16. Only `canter.kernels.native` calls it.
 """
 
+from collections.abc import Sequence
+
 def isas() -> list[str]: ...
 def isa() -> str: ...
 def set_isa(name: str) -> None: ...
@@ -10,6 +12,8 @@ def default_num_threads() -> int: ...
 def num_threads() -> int: ...
 def set_num_threads(count: int) -> None: ...
 def quant_types() -> list[str]: ...
+def read_bandwidth(num_bytes: int, threads: int, passes: int, /) -> float: ...
+def peak_operations(kind: str, threads: int, /) -> float: ...
 def linear(
     x: int, x_type: int, weight: int, weight_type: int, bias: int, bias_type: int, out: int, rows: int, outputs: int, width: int, /
 ) -> None: ...
@@ -51,6 +55,8 @@ def rms_norm(
     weight_type: int,
     rows: int,
     width: int,
+    group: int,
+    x_stride: int,
     eps: float,
     plus_one: bool,
     cast_first: bool,
@@ -120,3 +126,159 @@ def paged_attention(
     /,
 ) -> None: ...
 def dequantize(type_name: str, data: int, num_bytes: int, num_elements: int, out: int, out_type: int, /) -> None: ...
+
+class AttentionPlan:
+    """How the attention of a step is cut into tasks, for the layers of one state group."""
+
+    def __init__(self) -> None: ...
+    def make(
+        self,
+        block_table: int,
+        query_start_loc: int,
+        seq_lens: int,
+        rows: int,
+        requests: int,
+        table_width: int,
+        q_heads: int,
+        k_heads: int,
+        head_dim: int,
+        num_blocks: int,
+        block_size: int,
+        window: int,
+        /,
+    ) -> None: ...
+    @property
+    def num_tasks(self) -> int: ...
+
+class Operand:
+    """Where an instruction finds a tensor: at an address, in the arena (bytes per row before its buffer, and into its row),
+    or where a slot of the step says."""
+
+    @staticmethod
+    def constant(address: int) -> Operand: ...
+    @staticmethod
+    def arena(start: int, offset: int) -> Operand: ...
+    @staticmethod
+    def slot(index: int) -> Operand: ...
+
+class Program:
+    """Native calls, bound and in order. Each method that is named after an op adds a call of it."""
+
+    def __init__(self) -> None: ...
+    def run(self, arena: int, rows: int, slots: Sequence[int]) -> None: ...
+    def time(self, arena: int, rows: int, slots: Sequence[int]) -> list[float]: ...
+    def names(self) -> list[str]: ...
+    def linear(
+        self, x: Operand, x_type: int, weight: int, weight_type: int, bias: int, bias_type: int, out: Operand, outputs: int, width: int, /
+    ) -> None: ...
+    def embedding(self, ids: Operand, weight: int, out: Operand, type: int, vocab: int, width: int, scale: float, /) -> None: ...
+    def rms_norm(
+        self,
+        x: Operand,
+        x_stride: int,
+        weight: int,
+        out: Operand,
+        type: int,
+        weight_type: int,
+        heads: int,
+        width: int,
+        eps: float,
+        plus_one: bool,
+        cast_first: bool,
+        /,
+    ) -> None: ...
+    def add_rms_norm(
+        self,
+        x: Operand,
+        residual: Operand,
+        weight: int,
+        out: Operand,
+        total: Operand,
+        type: int,
+        weight_type: int,
+        width: int,
+        eps: float,
+        plus_one: bool,
+        cast_first: bool,
+        /,
+    ) -> None: ...
+    def gated(self, name: str, gate_up: Operand, out: Operand, type: int, activation: int, width: int, /) -> None: ...
+    def softcap(self, x: Operand, out: Operand, type: int, width: int, cap: float, /) -> None: ...
+    def widen(self, x: Operand, out: Operand, width: int, /) -> None: ...
+    def gather(self, source: Operand, count_slot: int, indices: Operand, out: Operand, row_bytes: int, /) -> None: ...
+    def rotary(
+        self,
+        q: Operand,
+        k: Operand,
+        type: int,
+        q_stride: int,
+        k_stride: int,
+        positions: Operand,
+        cos_sin: int,
+        q_heads: int,
+        k_heads: int,
+        head_dim: int,
+        rot_dim: int,
+        max_pos: int,
+        /,
+    ) -> None: ...
+    def write_kv(
+        self,
+        k: Operand,
+        v: Operand,
+        type: int,
+        k_stride: int,
+        v_stride: int,
+        k_cache: int,
+        v_cache: int,
+        cache_type: int,
+        k_block_bytes: int,
+        v_block_bytes: int,
+        k_scale: int,
+        v_scale: int,
+        k_scale_stride: int,
+        v_scale_stride: int,
+        slots: Operand,
+        heads: int,
+        head_dim: int,
+        num_blocks: int,
+        block_size: int,
+        /,
+    ) -> None: ...
+    def attention_plan(
+        self,
+        plan: AttentionPlan,
+        block_table: Operand,
+        query_start_loc: Operand,
+        seq_lens: Operand,
+        requests_slot: int,
+        table_width_slot: int,
+        q_heads: int,
+        k_heads: int,
+        head_dim: int,
+        num_blocks: int,
+        block_size: int,
+        window: int,
+        /,
+    ) -> None: ...
+    def paged_attention(
+        self,
+        plan: AttentionPlan,
+        q: Operand,
+        type: int,
+        q_stride: int,
+        k_cache: int,
+        v_cache: int,
+        cache_type: int,
+        k_block_bytes: int,
+        v_block_bytes: int,
+        k_scale: int,
+        v_scale: int,
+        k_scale_stride: int,
+        v_scale_stride: int,
+        sinks: int,
+        out: Operand,
+        scale: float,
+        softcap: float,
+        /,
+    ) -> None: ...

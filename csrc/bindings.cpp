@@ -24,8 +24,9 @@ void bind_embedding(Address ids, Address weight, Address out, int type, std::int
 }
 
 void bind_rms_norm(Address x, Address residual, Address weight, Address out, Address total, int type, int weight_type, std::int64_t rows,
-                   std::int64_t width, float eps, bool plus_one, bool cast_first) {
-    rms_norm({at(x), at(residual), at(weight), at(out), at(total), dtype_of(type), dtype_of(weight_type), rows, width, eps, plus_one, cast_first});
+                   std::int64_t width, std::int64_t group, std::int64_t x_stride, float eps, bool plus_one, bool cast_first) {
+    rms_norm({at(x), at(residual), at(weight), at(out), at(total), dtype_of(type), dtype_of(weight_type), rows, width, group, x_stride, eps, plus_one,
+              cast_first});
 }
 
 void bind_gated(Address gate_up, Address out, int type, int activation, std::int64_t rows, std::int64_t width) {

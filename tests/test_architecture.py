@@ -45,6 +45,7 @@ CUDA_PLACES = ("canter.device",)
 
 LAZY_FACTORIES = {
     "canter": {"__getattr__"},
+    "canter.cli.bench.limits": {"_loader", "_native_limits"},
     "canter.cli.main": {"load_command"},
     "canter.cli.collect_env": {"_torch_report"},
     "canter.models.registry": {"get_model_class"},

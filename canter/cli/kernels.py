@@ -40,6 +40,7 @@ def run(namespace: Namespace) -> int:
         print(json.dumps({**facts, "ops": [dataclasses.asdict(row) for row in rows]}, indent=2))
         return 0
     others = {name: ", ".join(impl.provider for impl in implementations(name)) for name in OPS}
-    print(table(["op", "implementation", "of", "why"], [[row.op, row.provider, others[row.op], row.reason] for row in rows]))
+    lines = [[row.op, row.provider, others[row.op], "program" if row.recorded else "eager", row.reason] for row in rows]
+    print(table(["op", "implementation", "of", "step", "why"], lines))
     print(f"\nNative code: {isa()} (this build and machine have {', '.join(isas())}); {default_num_threads()} threads.")
     return 0

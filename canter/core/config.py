@@ -20,6 +20,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("auto", "none", "int8", "gguf", "awq", "gptq", "compressed-tensors")
 DEVICES = ("auto", "cpu", "cuda")
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "int8_per_token_head")
 
 
 def arg(default: Any, doc: str, choices: tuple[Any, ...] | None = None, short: str | None = None, group: str = "engine") -> Any:
@@ -84,6 +85,9 @@ class EngineArgs:
     max_logprobs: int = arg(20, "Most logprobs a request may ask for; -1 for the whole vocabulary.", group="model")
     device: str = arg("auto", "Where the model runs.", DEVICES)
     num_threads: int | None = arg(None, "CPU threads of the engine; default: the processors that this process may use.")
+    enforce_eager: bool = arg(
+        False, "Call every kernel from Python, layer by layer, instead of one recorded program a step: for debugging."
+    )
     block_size: int = arg(16, "Tokens in a cache block.")
     kv_cache_memory_bytes: int | None = arg(
         None, "Bytes for the cache (K, M, G suffixes allowed); default: sized from free memory, see gpu_memory_utilization.", group="cache"
@@ -96,7 +100,11 @@ class EngineArgs:
     )
     num_gpu_blocks_override: int | None = arg(None, "Exactly this many cache blocks, whatever the memory.", group="cache")
     kv_cache_dtype: str = arg(
-        "auto", "Type of cached keys and values; auto takes the model's.", ("auto", "float32", "bfloat16", "float16"), group="cache"
+        "auto",
+        "Type of cached keys and values; auto takes the model's. fp8 is fp8_e4m3, values beyond 448 cut off; int8_per_token_head keeps a "
+        "float scale for each token and head.",
+        KV_CACHE_DTYPES,
+        group="cache",
     )
     enable_prefix_caching: bool = arg(True, "Reuse the cache of prompts that begin alike.", group="cache")
     max_num_seqs: int = arg(128, "Most requests that run at once.", group="scheduler")
@@ -188,6 +196,7 @@ class EngineConfig:
     enable_prefix_caching: bool
     scheduling_policy: str
     async_scheduling: bool
+    enforce_eager: bool
     max_num_queued_reqs: int
     max_logprobs: int
     seed: int
@@ -240,6 +249,7 @@ def resolve(args: EngineArgs, model: ModelFacts, device: DeviceFacts) -> tuple[E
         enable_prefix_caching=args.enable_prefix_caching,
         scheduling_policy=args.scheduling_policy,
         async_scheduling=args.async_scheduling,
+        enforce_eager=args.enforce_eager,
         max_num_queued_reqs=args.max_num_queued_reqs or 4096,
         max_logprobs=args.max_logprobs,
         seed=args.seed,
@@ -265,7 +275,7 @@ def _quantization(asked: str | None, model: ModelFacts, reasons: list[str]) -> s
 def _kv_cache_dtype(asked: str, dtype: str, quantization: str, device: str, reasons: list[str]) -> str:
     """auto is the activations' type; beside the blocks of a GGUF file, float32 keys and values would only cost memory and time."""
     if asked != "auto":
-        return asked
+        return "fp8_e4m3" if asked == "fp8" else asked
     if quantization == "gguf" and device == "cpu" and dtype == "float32":
         reasons.append("kv_cache_dtype bfloat16: the weights are GGUF blocks, coarser than that; float32 would double the cache.")
         return "bfloat16"

@@ -126,7 +126,7 @@ class LoadPhase(Message):
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """What a ready engine serves."""
+    """What a ready engine serves. `eager_reason`: why kernels are called one by one; None where a step is one program."""
 
     model: str
     architecture: str
@@ -141,6 +141,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     max_num_batched_tokens: int
     prefix_caching: bool
     phases: dict[str, float] = {}
+    eager_reason: str | None = None
 
 
 class Ready(Message):

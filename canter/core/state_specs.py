@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from canter.core.errors import ConfigError
+
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1, "float8_e4m3fn": 1}
 
 
@@ -59,14 +61,35 @@ class StateSpec:
         return sum(field.num_bytes for field in self.fields)
 
 
-def attention_spec(num_kv_heads: int, head_dim: int, dtype: str, block_size: int, window: int | None = None) -> StateSpec:
-    """Keys and values of one attention layer, `[num_kv_heads, block_size, head_dim]` each a block.
+CACHE_STORAGE = {
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "fp8_e4m3": "float8_e4m3fn",
+    "int8_per_token_head": "int8",
+}
+"""Types of cached keys and values -> how they are stored."""
 
-    A head's rows lie next to each other, so a kernel streams them; a window makes it SLIDING_WINDOW.
+
+def attention_spec(num_kv_heads: int, head_dim: int, cache_dtype: str, block_size: int, window: int | None = None) -> StateSpec:
+    """Keys and values of one attention layer; a window makes it SLIDING_WINDOW. `cache_dtype` is one of `CACHE_STORAGE`.
+
+    A block of keys is `[num_kv_heads, head_dim / x, block_size, x]` with x elements in 4 bytes: a kernel finds neighbouring
+    keys in neighbouring lanes, and needs no sums across lanes. A block of values is `[num_kv_heads, block_size, head_dim]`.
+    int8 rows have a float scale each. Raises `ConfigError` for a head size that x does not divide.
     """
-    shape = (num_kv_heads, block_size, head_dim)
+    storage = CACHE_STORAGE[cache_dtype]
+    lanes = 4 // DTYPE_BYTES[storage]
+    if head_dim % lanes:
+        raise ConfigError(f"kv_cache_dtype {cache_dtype} needs a head size that is a multiple of {lanes}; the model's is {head_dim}.")
+    fields = [
+        StateField("k", (num_kv_heads, head_dim // lanes, block_size, lanes), storage),
+        StateField("v", (num_kv_heads, block_size, head_dim), storage),
+    ]
+    if cache_dtype == "int8_per_token_head":
+        fields += [StateField(name, (num_kv_heads, block_size), "float32") for name in ("k_scale", "v_scale")]
     kind = StateKind.FULL if window is None else StateKind.SLIDING_WINDOW
-    return StateSpec(kind, block_size, (StateField("k", shape, dtype), StateField("v", shape, dtype)), window)
+    return StateSpec(kind, block_size, tuple(fields), window)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ VLLM_ONLY: dict[str, str] = {
     "enable_lora": _NO_LORA,
     "enable_prompt_embeds": "prompts are text or token ids",
     "enable_sleep_mode": "Canter does not sleep",
-    "enforce_eager": "every step runs eagerly",
     "hf_token": "set HF_TOKEN in the environment",
     "kv_offloading_size": _NO_OFFLOAD,
     "kv_transfer_config": "Canter keeps the cache in one process",

@@ -9,9 +9,8 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import torch
@@ -82,6 +81,40 @@ class CpuDevice:
             self._stream.close()
 
 
+class _Launched(Generic[T]):
+    """Work given to the worker. Lighter than `concurrent.futures.Future`: one lock, held until the work is done."""
+
+    __slots__ = ("_done", "_error", "_lock", "_value", "_work")
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work: Callable[[], T] | None = work
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._done = False
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def run(self) -> None:
+        work, self._work = self._work, None
+        try:
+            self._value = cast(Callable[[], T], work)()
+        except BaseException as error:  # handed to whoever waits
+            self._error = error
+        self._done = True
+        self._lock.release()
+
+    def result(self) -> T:
+        if not self._done:
+            with self._lock:
+                pass
+        if self._error is not None:
+            raise self._error
+        return cast(T, self._value)
+
+    def done(self) -> bool:
+        return self._done
+
+
 class _WorkerStream:
     """One daemon thread that runs submitted functions in order.
 
@@ -89,15 +122,15 @@ class _WorkerStream:
     """
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Launched[Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="canter-device", daemon=True)
         self._thread.start()
         atexit.register(self.close)
 
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        future: Future[T] = Future()
-        self._queue.put((future, work))
-        return future
+    def submit(self, work: Callable[[], T]) -> Pending[T]:
+        launched = _Launched(work)
+        self._queue.put(launched)
+        return launched
 
     def end(self) -> None:
         """Let the thread end once it has run what was submitted. Doesn't wait."""
@@ -112,13 +145,9 @@ class _WorkerStream:
 
     def _run(self) -> None:
         with torch.inference_mode():
-            while (item := self._queue.get()) is not None:
-                future, work = item
-                try:
-                    future.set_result(work())
-                except BaseException as error:  # handed to whoever waits
-                    future.set_exception(error)
-                del item, future, work  # a finished step's tensors must not outlive it here
+            while (launched := self._queue.get()) is not None:
+                launched.run()
+                del launched  # a finished step's tensors must not outlive it here
 
 
 def usable_cpus() -> int:

@@ -86,7 +86,7 @@ def build_engine(args: EngineArgs, on_phase: OnPhase | None = None, device: Devi
         policy=config.scheduling_policy,
         max_num_queued_reqs=config.max_num_queued_reqs,
     )
-    info = _describe(config, loaded.vocab_size, size, phases.seconds)
+    info = _describe(config, loaded.vocab_size, size, phases.seconds, runner.eager_reason)
     return EngineCore(scheduler, runner, info, PIPELINE_DEPTH if config.async_scheduling else 1)
 
 
@@ -119,10 +119,11 @@ def _build_runner(config: EngineConfig, loaded: LoadedModel, layout: StateLayout
         max_num_rows=config.max_num_seqs,
         max_model_len=size.max_model_len,
         seed=config.seed,
+        enforce_eager=config.enforce_eager,
     )
 
 
-def _describe(config: EngineConfig, vocab_size: int, size: CacheSize, phases: dict[str, float]) -> EngineInfo:
+def _describe(config: EngineConfig, vocab_size: int, size: CacheSize, phases: dict[str, float], eager_reason: str | None) -> EngineInfo:
     return EngineInfo(
         model=config.model,
         architecture=config.architecture,
@@ -137,4 +138,5 @@ def _describe(config: EngineConfig, vocab_size: int, size: CacheSize, phases: di
         max_num_batched_tokens=config.max_num_batched_tokens,
         prefix_caching=config.enable_prefix_caching,
         phases=dict(phases),
+        eager_reason=eager_reason,
     )

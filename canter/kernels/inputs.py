@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from canter.kernels.reference import attention
+
 Case = tuple[Any, ...]
 """Positional arguments of one call."""
 
@@ -94,15 +96,35 @@ def rotary_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     return cases
 
 
+def empty_cache(
+    dtype: torch.dtype, num_blocks: int, heads: int, block_size: int, head_dim: int, fill: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Keys, values and their scales (for int8, else None) as `attention_spec` lays them out, every float `fill`."""
+    lanes = 4 // dtype.itemsize
+    is_int8 = dtype == torch.int8
+    keys = torch.full((num_blocks, heads, head_dim // lanes, block_size, lanes), 99 if is_int8 else fill).to(dtype)
+    values = torch.full((num_blocks, heads, block_size, head_dim), 99 if is_int8 else fill).to(dtype)
+    if not is_int8:
+        return keys, values, None, None
+    return keys, values, *(torch.full((num_blocks, heads, block_size), fill) for _ in range(2))
+
+
+CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8)
+
+
 def write_kv_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     cases: list[Case] = []
+    num_blocks = 20
     for rows, heads, block_size, head_dim in [(0, 1, 4, 8), (1, 1, 1, 4), (9, 3, 16, 20), (60, 2, 5, 64)]:
-        num_blocks = 20
-        slots = torch.randperm(num_blocks * block_size, generator=rng)[:rows]
-        slots[1::4] = -1
-        cache_dtype = torch.bfloat16 if heads == 2 else dtype
-        caches = [_normal(rng, cache_dtype, num_blocks, heads, block_size, head_dim) for _ in range(2)]
-        cases.append((_normal(rng, dtype, rows, heads, head_dim), _normal(rng, dtype, rows, heads, head_dim), *caches, slots))
+        for cache_dtype in CACHE_DTYPES:
+            slots = torch.randperm(num_blocks * block_size, generator=rng)[:rows]
+            slots[1::4] = -1
+            k, v = (_normal(rng, dtype, rows, heads, head_dim, scale=5.0) for _ in range(2))
+            k[4:5] = 0
+            if cache_dtype == torch.float8_e4m3fn:
+                k = k * torch.logspace(-4, 3, head_dim).to(dtype)  # from below its smallest to beyond its greatest
+            keys, values, *scales = empty_cache(cache_dtype, num_blocks, heads, block_size, head_dim, 7.0)
+            cases.append((k, v, keys, values, slots, *scales))
     return cases
 
 
@@ -119,6 +141,7 @@ def attention_case(
     cache_dtype: torch.dtype | None = None,
     padding: int = 0,
     score_scale: float = 1.0,
+    sinks: bool = False,
 ) -> Case:
     """Arguments of `paged_attention` for requests of (queries, positions), their blocks dealt out at random.
 
@@ -127,7 +150,6 @@ def attention_case(
     q_heads, k_heads = heads
     counts = [-(-length // block_size) for _, length in requests]
     num_blocks = sum(counts) + 2
-    caches = [_normal(rng, cache_dtype or dtype, num_blocks, k_heads, block_size, head_dim) for _ in range(2)]
     order = torch.randperm(num_blocks - 1, generator=rng).int() + 1
     table = torch.zeros((len(requests), max(counts, default=0) + 1), dtype=torch.int32)
     owned, given = [], 0
@@ -138,29 +160,145 @@ def attention_case(
         hidden = max(0, length - queries - window + 1) // block_size if window else 0
         owned += table[b, hidden:count].tolist()
         table[b, :hidden] = 0
-    for cache in caches:
-        unowned = torch.ones(num_blocks, dtype=torch.bool)
-        unowned[owned] = False
-        cache[unowned] = float("nan")
+    keys, values, *scales = empty_cache(cache_dtype or dtype, num_blocks, k_heads, block_size, head_dim, float("nan"))
+    slots = (torch.tensor(owned, dtype=torch.int64)[:, None] * block_size + torch.arange(block_size)).flatten()
+    k, v = (_normal(rng, dtype, len(slots), k_heads, head_dim) for _ in range(2))
+    attention.write_kv(k, v, keys, values, slots, *scales)
     starts = torch.tensor([0, *(queries for queries, _ in requests)]).cumsum(0).int()
     q = _normal(rng, dtype, int(starts[-1]) + padding, q_heads, head_dim, scale=score_scale)
     lengths = torch.tensor([length for _, length in requests], dtype=torch.int32)
-    return (q, *caches, table, starts, lengths, head_dim**-0.5, window, softcap)
+    extra = _normal(rng, torch.float32, q_heads, scale=3.0) if sinks else None
+    return (q, keys, values, table, starts, lengths, head_dim**-0.5, window, softcap, extra, *scales)
 
 
 def attention_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
-    """Head sizes, group sizes, block sizes, windows, caps, mixed and empty batches."""
+    """Head sizes, group sizes, block sizes, windows, caps, sinks, types of cache, long contexts, mixed and empty batches."""
     cases = [
         attention_case(rng, dtype, head_dim=d, heads=h)
-        for d, h in ((4, (1, 1)), (12, (4, 1)), (64, (9, 3)), (256, (4, 1)), (258, (2, 2)), (7, (2, 1)))
+        for d, h in ((4, (1, 1)), (12, (4, 1)), (64, (9, 3)), (256, (4, 1)), (258, (2, 2)), (6, (2, 1)), (80, (14, 2)), (72, (5, 5)))
     ]
     cases += [attention_case(rng, dtype, block_size=size, head_dim=20) for size in (1, 4, 5, 16, 24, 64)]
     cases += [attention_case(rng, dtype, window=w, requests=((1, 100), (30, 75), (6, 6))) for w in (1, 2, 16, 19, 64, 500)]
+    cases += [attention_case(rng, dtype, window=w, requests=((1, 700), (40, 600)), sinks=True) for w in (100, 256, 300)]
     cases += [attention_case(rng, dtype, softcap=50.0, score_scale=s, window=w) for s, w in ((1.0, 0), (40.0, 17))]
+    for cache_dtype in CACHE_DTYPES:
+        long = ((1, 1), (1, 520), (33, 300), (3, 257))
+        cases += [
+            attention_case(rng, dtype, cache_dtype=cache_dtype, requests=long, head_dim=d, block_size=size, sinks=sinks, heads=h, window=w)
+            for d, size, sinks, h, w in ((64, 16, False, (14, 2), 0), (128, 32, True, (4, 4), 0), (36, 7, True, (3, 1), 65))
+        ]
     cases += [
         attention_case(rng, dtype, requests=(), padding=0),
         attention_case(rng, dtype, requests=((0, 0), (3, 9), (0, 40)), padding=5),
-        attention_case(rng, dtype, cache_dtype=torch.bfloat16, requests=((1, 1), (1, 300))),
+        attention_case(rng, dtype, heads=(40, 1), requests=((1, 90), (4, 20)), sinks=True),
         attention_case(rng, dtype, score_scale=40.0, requests=((40, 40),)),
     ]
+    return cases
+
+
+def gather_step_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    """Decode rows, chunks of prompts, drafts known to the host and to the device, no rows; one group and two."""
+    cases: list[Case] = []
+    for requests, sizes in [
+        ((), [4]),
+        (((1, 1, 0),), [4]),
+        (((1, 1, 0), (5, 0, 0), (4, 4, 3)), [4, 8]),
+        (((3, 3, 2), (1, 1, 0), (9, 1, 0)), [16]),
+    ]:
+        rows = torch.randperm(7, generator=rng)[: len(requests)]
+        host = torch.cat((rows.unsqueeze(0), torch.tensor(requests, dtype=torch.int64).view(-1, 3).T)).contiguous()
+        num_drafts = int(host[3].sum())
+        drafts = torch.randint(-1, 90, (num_drafts,), generator=rng)
+        ids = torch.randint(90, (7, 40), generator=rng, dtype=torch.int32)
+        computed = torch.randint(9, (7,), generator=rng, dtype=torch.int32)
+        tables = [torch.randint(1, 50, (7, 40 // size + 1), generator=rng, dtype=torch.int32) for size in sizes]
+        table_drafts = torch.randint(90, (7, 3), generator=rng)
+        arrays = (ids, computed + 1, computed, table_drafts, tables, sizes, [min(2, t.shape[1]) for t in tables])
+        cases.append((host, drafts, int(host[1].sum()), int(host[2].sum()), *arrays))
+    return cases
+
+
+def advance_step_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    """Drafts that all stand, that fall in the middle and at once; rows that sample nothing."""
+    cases: list[Case] = []
+    for requests in [((1, 1, 0),), ((4, 0, 0),), ((4, 4, 3), (5, 0, 0), (1, 1, 0)), ((3, 3, 2), (6, 4, 3), (3, 3, 2))]:
+        host = torch.tensor([[i, *r] for i, r in enumerate(requests)]).T.contiguous()
+        token_ids = torch.randint(3, (int(host[1].sum()),), generator=rng)
+        sampled = torch.randint(3, (int(host[2].sum()),), generator=rng)
+        ids = torch.randint(90, (5, 40), generator=rng, dtype=torch.int32)
+        computed = torch.randint(9, (5,), generator=rng, dtype=torch.int32)
+        sizes = (max(1, int(host[2].max())), int((host[2] > 0).sum()))
+        cases.append((host, sampled, token_ids, *sizes, ids, computed + 1, computed))
+    return cases
+
+
+def _logits(rng: Generator) -> list[Tensor]:
+    """Rows of odd widths: random, with many ties, all equal, with -inf, and of one token."""
+    rows = [torch.randn(3, width, generator=rng) * 3 for width in (1, 2, 63, 64, 1000, 5003)]
+    rows.append(torch.randn(4, 2000, generator=rng).mul_(8).round_().div_(8))
+    rows.append(torch.zeros(2, 4099))
+    masked = torch.randn(3, 700, generator=rng)
+    masked[torch.rand(3, 700, generator=rng) < 0.9] = float("-inf")
+    masked[:, 5] = 1.0
+    return [*rows, masked, torch.zeros(0, 9)]
+
+
+def greedy_tokens_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    cases: list[Case] = [(logits,) for logits in _logits(rng)]
+    odd = torch.randn(5, 40000, generator=rng)
+    odd[0, 30000], odd[1], odd[2, 39999], odd[3, 20000] = float("nan"), float("-inf"), 50.0, float("inf")
+    return [*cases, (odd,)]
+
+
+def _limits(rows: int, vocab: int, turn: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Every option somewhere: off, one token, few, nearly all, more than there are."""
+    top_k = [vocab, 1, 5, max(1, vocab - 1), 40, 3 * vocab, 300]
+    top_p = [1.0, 0.5, 0.9, 1e-9, 0.3]
+    log_min_p = [float("-inf"), -2.3, 0.0]
+    chosen = [((turn + r) * 5 % 7, (turn + r) % 5, (turn + r) % 3) for r in range(rows)]
+    k, p, m = ([values[c[i]] for c in chosen] for i, values in enumerate((top_k, top_p, log_min_p)))
+    return torch.tensor(k, dtype=torch.int64), torch.tensor(p, dtype=torch.float64), torch.tensor(m, dtype=torch.float32)
+
+
+def keep_tokens_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    return [(logits.clone(), *_limits(*logits.shape, turn)) for turn in range(15) for logits in _logits(rng)]
+
+
+def draw_tokens_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    cases: list[Case] = []
+    for turn in range(15):
+        for logits in _logits(rng):
+            rows, vocab = logits.shape
+            limits = _limits(rows, vocab, turn)
+            if turn < 3:
+                limits = torch.full_like(limits[0], vocab), torch.ones_like(limits[1]), torch.full_like(limits[2], float("-inf"))
+            temperature = torch.tensor([0.0, 1.0, 0.7, 1.5, 1.0])[(torch.arange(rows) + turn) % 5]
+            seeds = torch.randint(-(2**60), 2**60, (rows,), generator=rng)
+            positions = torch.randint(5000, (rows,), generator=rng)
+            salts = torch.randint(-(2**31), 2**31, (vocab,), generator=rng).to(torch.int32)
+            cases.append((logits, temperature, *limits, seeds, positions, salts, turn >= 3, turn % 4))
+    return cases
+
+
+def penalize_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    cases: list[Case] = []
+    for vocab, number, drafts in [(1, 1, 0), (67, 3, 0), (1000, 2, 2), (131, 0, 0)]:
+        counts = torch.randint(4, (5, vocab), generator=rng, dtype=torch.int32) * (torch.rand(5, vocab, generator=rng) < 0.3)
+        counts = torch.where(torch.rand(5, vocab, generator=rng) < 0.2, counts + (1 << 30), counts).to(torch.int32)
+        rows = torch.randperm(5, generator=rng)[:number]
+        penalties = [
+            torch.tensor(values)[torch.randint(3, (number,), generator=rng)]
+            for values in ((1.0, 1.3, 0.7), (0.0, 0.5, -0.25), (0.0, 1.5, -2.0))
+        ]
+        ids, ones = torch.randint(vocab, (number, drafts), generator=rng), torch.ones(number, drafts, dtype=torch.int32)
+        cases.append((torch.randn(4, vocab, generator=rng), torch.arange(number), rows, counts, *penalties, ids, ones))
+    return cases
+
+
+def token_logprobs_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    cases: list[Case] = []
+    for logits in _logits(rng):
+        rows, vocab = logits.shape
+        chosen = torch.randint(vocab, (rows,), generator=rng)
+        cases += [(logits, chosen, count) for count in (0, 1, 5, 20, 900, 2000) if count <= vocab]
     return cases

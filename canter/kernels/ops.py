@@ -12,18 +12,20 @@ from typing import Any
 import torch
 
 from canter.kernels import inputs
-from canter.kernels.reference import activation, attention, linear, norm, rotary
+from canter.kernels.reference import activation, attention, linear, norm, rotary, sampling, step
 
 Kernel = Callable[..., Any]
 Rejects = Callable[..., str | None]
 """`rejects(device, dtype, **facts)`: why an implementation can't serve, or None when it can."""
+Record = Callable[..., Any]
+"""An op's call, its first argument a `recorder.Symbol`: records an instruction and returns symbols of the results."""
 Tolerance = Mapping[torch.dtype, tuple[float, float]]
 """Relative and absolute tolerance by type of the activations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One op. `mutates` holds the positions of arguments that it changes in place."""
+    """One op. `mutates` holds the positions of arguments that it changes in place, where they are given."""
 
     name: str
     reference: Kernel
@@ -34,13 +36,17 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Impl:
-    """One implementation of an op. The greatest priority that does not reject wins; references have priority 0."""
+    """One implementation of an op. The greatest priority that does not reject wins; references have priority 0.
+
+    `record` puts a call into a step program; None: a model that is given this implementation runs eagerly.
+    """
 
     op: str
     provider: str
     priority: int
     fn: Kernel
     rejects: Rejects
+    record: Record | None = None
 
 
 def _tolerance(float32: tuple[float, float]) -> Tolerance:
@@ -48,7 +54,12 @@ def _tolerance(float32: tuple[float, float]) -> Tolerance:
     return {torch.float32: float32, torch.bfloat16: (2**-7, max(1e-3, float32[1])), torch.float16: (2**-10, max(1e-3, float32[1]))}
 
 
-_EXACT: Tolerance = {torch.float32: (0.0, 0.0), torch.bfloat16: (0.0, 0.0), torch.float16: (0.0, 0.0)}
+def _all(tolerance: tuple[float, float]) -> Tolerance:
+    """For ops whose tensors have one type, whatever the activations have."""
+    return dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), tolerance)
+
+
+_EXACT = _all((0.0, 0.0))
 
 OPS: dict[str, Op] = {
     op.name: op
@@ -61,18 +72,25 @@ OPS: dict[str, Op] = {
         Op("gelu_tanh_and_mul", activation.gelu_tanh_and_mul, inputs.gated_inputs, _tolerance((1e-4, 1e-6))),
         Op("softcap", activation.softcap, inputs.softcap_inputs, _tolerance((1e-5, 1e-7))),
         Op("rotary", rotary.rotary, inputs.rotary_inputs, _tolerance((1e-5, 1e-6)), mutates=(0, 1)),
-        Op("write_kv", attention.write_kv, inputs.write_kv_inputs, _EXACT, mutates=(2, 3)),
+        Op("write_kv", attention.write_kv, inputs.write_kv_inputs, _EXACT, mutates=(2, 3, 5, 6)),
         Op("paged_attention", attention.paged_attention, inputs.attention_inputs, _tolerance((1e-4, 1e-5))),
+        Op("gather_step", step.gather_step, inputs.gather_step_inputs, _EXACT, mutates=(4,)),
+        Op("advance_step", step.advance_step, inputs.advance_step_inputs, _EXACT, mutates=(5, 6, 7)),
+        Op("greedy_tokens", sampling.greedy_tokens, inputs.greedy_tokens_inputs, _EXACT),
+        Op("draw_tokens", sampling.draw_tokens, inputs.draw_tokens_inputs, _EXACT),
+        Op("keep_tokens", sampling.keep_tokens, inputs.keep_tokens_inputs, _EXACT, mutates=(0,)),
+        Op("penalize", sampling.penalize, inputs.penalize_inputs, _EXACT, mutates=(0,)),
+        Op("token_logprobs", sampling.token_logprobs, inputs.token_logprobs_inputs, _all((1e-6, 1e-5))),
     )
 }
 
 _impls: dict[str, list[Impl]] = {}
 
 
-def register_impl(op: str, provider: str, priority: int, fn: Kernel, rejects: Rejects) -> None:
+def register_impl(op: str, provider: str, priority: int, fn: Kernel, rejects: Rejects, record: Record | None = None) -> None:
     """Add an implementation of an op to the table. Raises `KeyError` for an op that is not in the table."""
     entries = _impls.setdefault(OPS[op].name, [])
-    entries.append(Impl(op, provider, priority, fn, rejects))
+    entries.append(Impl(op, provider, priority, fn, rejects, record))
     entries.sort(key=lambda impl: -impl.priority)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from canter.core.state_specs import StateSpec, attention_spec
+from canter.kernels.attention_plan import plan_attention
 from canter.layers.build import Build
 from canter.layers.context import StepContext
 from canter.layers.linear import Linear, qkv_linear
@@ -66,6 +67,10 @@ class Attention:
             self._rotary(q, k, ctx.positions, self._cos_sin, self._rope_dim)
         cache = ctx.caches[self._layer_id]
         group = ctx.groups[ctx.group_of_layer[self._layer_id]]
-        self._write_kv(k, v, cache["k"], cache["v"], group.slot_mapping)
-        attended = self._attend(q, cache["k"], cache["v"], group.block_table, ctx.query_start_loc, ctx.seq_lens, *self._limits)
+        if group.plan is None:
+            group.plan = plan_attention(group.block_table, ctx.query_start_loc, ctx.seq_lens)
+        k_cache, v_cache, scales = cache["k"], cache["v"], (cache.get("k_scale"), cache.get("v_scale"))
+        self._write_kv(k, v, k_cache, v_cache, group.slot_mapping, *scales)
+        requests = group.block_table, ctx.query_start_loc, ctx.seq_lens
+        attended = self._attend(q, k_cache, v_cache, *requests, *self._limits, None, *scales, group.plan)
         return self._output(attended.view(-1, self._width))

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from canter.kernels.attention_plan import AttentionPlan
+
 
 @dataclass(slots=True)
 class GroupContext:
@@ -15,6 +17,8 @@ class GroupContext:
     """[B, max_blocks] int32: block ids in order of position; entries behind a request's last block are never read."""
     slot_mapping: Tensor
     """[T] int64: `block_id * block_size + offset` of each token, or -1 for a token that is not stored."""
+    plan: AttentionPlan | None = None
+    """What the group's layers share of this step's attention; the first of them makes it where it is not given."""
 
 
 @dataclass(slots=True)
@@ -33,4 +37,4 @@ class StepContext:
     group_of_layer: list[int]
     """By layer id."""
     caches: list[dict[str, Tensor]]
-    """By layer id: "k" and "v", each [num_blocks, num_kv_heads, block_size, head_dim]."""
+    """By layer id: the fields of `core.state_specs.attention_spec`, each [num_blocks, *shape]."""

@@ -11,7 +11,7 @@ from canter.checkpoint.model_config import ModelConfig
 from canter.checkpoint.tensors import TensorSource
 from canter.core.errors import ConfigError
 from canter.core.logging import get_logger
-from canter.core.state_specs import StateSpec
+from canter.core.state_specs import CACHE_STORAGE, StateSpec
 from canter.layers.build import Build
 from canter.layers.quant import open_scheme
 from canter.models.contract import Model, ModelArgs
@@ -23,7 +23,7 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model with its weights in place. `dtype` and `cache_dtype` are named as in `core.config.DTYPES`."""
+    """A model with its weights in place. `dtype` is named as in `core.config.DTYPES`, `cache_dtype` as in `CACHE_STORAGE`."""
 
     model: Model
     args: ModelArgs
@@ -96,7 +96,8 @@ def _plan(
     """A model that is not filled, and the plan that fills it."""
     model_class = get_model_class(config.architecture)
     args = model_class.Args.from_hf(config.hf)
-    build = Build(device, getattr(torch, dtype), max_model_len or config.facts.context_length, getattr(torch, cache_dtype))
+    cache_storage = getattr(torch, CACHE_STORAGE[cache_dtype])
+    build = Build(device, getattr(torch, dtype), max_model_len or config.facts.context_length, cache_storage)
     model = model_class(args, build)
     return model, args, LoadPlan(build, model_class.WEIGHTS, args.num_layers, source, _options(config, quantization, build))
 

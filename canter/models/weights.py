@@ -16,7 +16,7 @@ from torch import Tensor
 
 from canter.checkpoint.tensors import StoredTensor, TensorSource
 from canter.core.errors import CheckpointError
-from canter.kernels.native import packing
+from canter.kernels.native.packed import packed_bytes
 from canter.kernels.packed import BlockRows, PackedMatrix, PackedPart, allocate_packed
 from canter.layers.build import Build, Matrix, Parameter
 from canter.layers.quant import PackOptions, MatrixWeights, Scheme, StoredWeights
@@ -171,7 +171,7 @@ class LoadPlan:
         assert item.weights is not None
         fmt, group = item.weights.packed_format(self._pack_options)
         outputs, width = item.weights.shape
-        nbytes = packing.packed_bytes(fmt, outputs, width, group)
+        nbytes = packed_bytes(fmt, outputs, width, group)
         self._panels[id(matrix), part] = _Panels(fmt, group, self._arena_bytes, nbytes)
         self._arena_bytes += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         self._count(fmt, nbytes)
@@ -248,8 +248,7 @@ class LoadPlan:
                 item.weights.fill(parameter.value[first:end])
             else:
                 assert arena is not None
-                panels = self._panels[id(parameter), part]
-                item.weights.pack(panels.fmt, panels.group, arena[panels.start : panels.start + panels.nbytes])
+                item.weights.pack(self._packed_part(parameter, part, arena))
 
 
 def _stays_in_file(matrix: Matrix, items: Mapping[str | None, _Item]) -> bool:

@@ -6,9 +6,9 @@ and hands over plans only. Nothing on the way from plan to sampled token reads a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from canter.core.sampling_params import SamplingParams
 from canter.core.state_specs import StateLayout
 from canter.device import Device, HostCopy, Pending
 from canter.layers.context import GroupContext, StepContext
+from canter.runner.graphs import Model, make_steps
 from canter.runner.input_batch import InputBatch, build_input_batch
 from canter.runner.request_table import RequestTable
 from canter.runner.sampling.output import SamplerOutput, SampleStatus
@@ -25,18 +26,10 @@ from canter.runner.sampling.pipeline import Sampler
 from canter.runner.sampling.prompt_logprobs import PromptLogprobPlanner, compute_prompt_logprobs, prompt_entries, prompt_targets
 from canter.runner.sampling.states import SampleBatch
 from canter.runner.state_pool import StatePool
-from canter.runner.verify import AcceptedTokens, accept_drafts, advance
+from canter.runner.verify import AcceptedTokens, accept_drafts
 
 WARM_UP_ID = "canter-warm-up"
 WARM_UP_TOKENS = 8
-
-
-class Model(Protocol):
-    """What a runner asks of a model; see `models/contract.py`."""
-
-    def forward(self, token_ids: torch.Tensor, ctx: StepContext) -> torch.Tensor: ...
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +67,7 @@ class ModelRunner:
         max_model_len: int,
         num_draft_tokens: int = 0,
         seed: int = 0,
+        enforce_eager: bool = False,
     ) -> None:
         self._model = model
         self._device = device
@@ -83,8 +77,14 @@ class ModelRunner:
         self._block_sizes = [group.spec.block_size for group in layout.groups]
         self._table = RequestTable(max_num_rows, max_model_len, self._block_sizes, num_draft_tokens, device)
         self._pool = StatePool(layout, num_blocks, device)
+        self._steps = make_steps(model, self._pool.caches, self._pool.group_of_layer, enforce_eager)
         self._sampler = Sampler(max_num_rows, vocab_size, device.torch_device, seed)
         self._prompt_logprobs = PromptLogprobPlanner()
+
+    @property
+    def eager_reason(self) -> str | None:
+        """Why every op of a step is called from Python; None where a step is one program."""
+        return self._steps.eager_reason
 
     def execute(self, plan: SchedulePlan) -> PendingForward:
         """Launch the forward of a plan. Plans must come in the scheduler's order."""
@@ -114,7 +114,9 @@ class ModelRunner:
         self._update_rows(plan)
         if not plan.rows:
             return None
-        batch = build_input_batch(plan, self._table, self._block_sizes, self._device)
+        if plan.new_rows:  # often enough: weights never change under a request
+            self._steps.check()
+        batch = build_input_batch(plan, self._table, self._block_sizes)
         ctx = StepContext(
             positions=batch.positions,
             query_start_loc=batch.query_start_loc,
@@ -124,7 +126,7 @@ class ModelRunner:
             group_of_layer=self._pool.group_of_layer,
             caches=self._pool.caches,
         )
-        return batch, self._model.forward(batch.token_ids, ctx)
+        return batch, self._steps.forward(batch.token_ids, ctx)
 
     def _update_rows(self, plan: SchedulePlan) -> None:
         """Bring the table and the sampler to the plan's rows: drop, add, append blocks."""
@@ -146,25 +148,21 @@ class ModelRunner:
         if forwarded is None:
             return None
         batch, hidden = forwarded
-        # The whole hidden state is its own selection when every row has one token.
-        is_all = len(batch.logit_rows_np) == hidden.shape[0]
-        logits = self._model.logits(hidden if is_all else hidden[batch.logits_indices])
+        logits = self._steps.logits(hidden, batch.logits_indices)
         output = self._sampler.sample(logits, self._sample_batch(batch))
-        accepted = accept_drafts(batch, output.token_ids, self._device)
+        accepted = accept_drafts(self._table, batch, output.token_ids, self._device)
         prompt_tensors, prompt_parts = self._compute_prompt_logprobs(pending.plan, batch, hidden)
         tensors = [*output.tensors, accepted.token_ids, accepted.num_sampled, *prompt_tensors]
         copy = self._device.copy_to_host(tensors)
-        advance(self._table, batch, accepted, self._device)
         if len(accepted.sampling_np):
             self._sampler.record(accepted.rows, accepted.token_ids, accepted.num_sampled)
         return _Sampled(batch, output, accepted, copy, prompt_parts)
 
     def _sample_batch(self, batch: InputBatch) -> SampleBatch:
-        positions = batch.positions[batch.logits_indices]
         return SampleBatch(
             rows_np=batch.logit_rows_np,
-            rows=self._device.to_device(torch.from_numpy(batch.logit_rows_np)),
-            positions=positions,
+            rows=batch.logit_rows,
+            positions=batch.logit_positions,
             all_token_ids=self._table.all_token_ids,
             total_len=self._table.total_len,
             local_pos_np=batch.local_pos_np if batch.has_drafts else None,
@@ -176,6 +174,8 @@ class ModelRunner:
     ) -> tuple[list[torch.Tensor], list[tuple[str, int]]]:
         tensors: list[torch.Tensor] = []
         parts: list[tuple[str, int]] = []
+        if not self._prompt_logprobs.owes_any:
+            return tensors, parts
         starts = np.concatenate(([0], np.cumsum(batch.num_tokens_np)))
         for i, scheduled in enumerate(plan.rows):
             part = self._prompt_logprobs.take(scheduled.request_id, scheduled.num_computed_tokens, scheduled.num_tokens)
@@ -186,7 +186,9 @@ class ModelRunner:
             rows = hidden[first + part.start : first + part.stop]
             found = [
                 t
-                for piece in compute_prompt_logprobs(rows, targets, part.num_top, self._vocab_size, self._model.logits)
+                for piece in compute_prompt_logprobs(
+                    rows, targets, part.num_top, self._vocab_size, self._model.logits, self._sampler.states.ops.token_logprobs
+                )
                 for t in piece.tensors
             ]
             tensors.extend(found)
@@ -212,11 +214,15 @@ def _to_host(plan: SchedulePlan, sampled: _Sampled) -> StepOutput:
     """Lists by request, in the plan's order."""
     tensors = sampled.copy.wait()
     num_sampler = len(sampled.output.tensors)
+    if sampled.batch.is_plain and not sampled.output.logprobs and not sampled.prompt_parts:
+        token_ids = [[token_id] for token_id in tensors[0].tolist()]
+        if all(map(math.isfinite, tensors[1].tolist())):
+            return StepOutput(plan.step_id, token_ids, [None] * len(token_ids))
     host = sampled.output.from_host(tensors[:num_sampler])
     token_rows: list[list[int]] = tensors[num_sampler].tolist()
     counts: list[int] = tensors[num_sampler + 1].tolist()
     size = len(plan.rows)
-    token_ids: list[list[int]] = [[] for _ in range(size)]
+    token_ids = [[] for _ in range(size)]
     logprobs: list[list[TokenLogprobs] | None] = [None] * size
     errors: dict[str, RowError] = {}
     first_logits = (np.cumsum(sampled.batch.num_logits_np) - sampled.batch.num_logits_np).tolist()

@@ -11,6 +11,7 @@ import torch
 
 from canter.core.plan import NewRow, SchedulePlan
 from canter.device import Device
+from canter.kernels.dispatch import bind
 
 
 class RequestTable:
@@ -18,7 +19,7 @@ class RequestTable:
 
     Device arrays: `all_token_ids [R, max_tokens]` int32 (prompt, then output, then drafts being verified),
     `total_len [R]` int32 (tokens known), `num_computed [R]` int32 (exact), `draft_tokens [R, K]` int64.
-    Host arrays: `prefill_len_np [R]`, the tokens that must be computed before the row samples.
+    Host: `prefill_len [R]`, the tokens that must be computed before the row samples.
     Block tables: `block_tables[g] [R, max_blocks of g]` int32, zero (the null block) beyond a row's blocks.
     """
 
@@ -35,9 +36,11 @@ class RequestTable:
         self.num_computed = torch.zeros(max_num_rows, dtype=torch.int32, device=where)
         self.draft_tokens = torch.zeros(max_num_rows, max(num_draft_tokens, 1), dtype=torch.int64, device=where)
         self.prompt_len_np = np.zeros(max_num_rows, dtype=np.int64)
-        self.prefill_len_np = np.zeros(max_num_rows, dtype=np.int64)
+        self.prefill_len = [0] * max_num_rows
         self.num_blocks_np = np.zeros((len(block_sizes), max_num_rows), dtype=np.int64)
         self.block_tables = [torch.zeros(max_num_rows, -(-width // size) + 1, dtype=torch.int32, device=where) for size in block_sizes]
+        self.gather_step = bind("gather_step", where.type, torch.float32)
+        self.advance_step = bind("advance_step", where.type, torch.float32)
 
     def __len__(self) -> int:
         return len(self.row_of)
@@ -60,7 +63,7 @@ class RequestTable:
         self.total_len[row] = count
         self.num_computed[row] = new.num_computed_tokens
         self.prompt_len_np[row] = new.num_prompt_tokens
-        self.prefill_len_np[row] = count
+        self.prefill_len[row] = count
         for group, block_ids in enumerate(new.block_ids):
             table = self.block_tables[group]
             table[row].zero_()
@@ -70,6 +73,8 @@ class RequestTable:
 
     def append_blocks(self, plan: SchedulePlan) -> None:
         """Write the plan's new block ids behind each continuing row's, one scatter a group."""
+        if not any(scheduled.new_block_ids for scheduled in plan.rows):
+            return
         for group, table in enumerate(self.block_tables):
             rows: list[int] = []
             columns: list[int] = []

@@ -27,11 +27,6 @@ inline void gated(const GatedArgs& a, std::int64_t begin, std::int64_t end) {
     a.type == DType::float32 ? gated_rows<float>(a, begin, end) : gated_rows<bf16>(a, begin, end);
 }
 
-inline Reg cap_scores(Reg x, float cap) {
-    const Reg c = Vec::set1(cap);
-    return Vec::mul(tanh(Vec::div(x, c)), c);
-}
-
 template <class T>
 inline void softcap_range(const SoftcapArgs& a, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; i += Vec::width) {

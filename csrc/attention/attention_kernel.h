@@ -1,211 +1,768 @@
-// Included once per instruction set, after gemm/linear_kernel.h.
+// Attention for one instruction set, and its table. Expects Vec and the codecs, CANTER_ISA and CANTER_TABLE. Calls no library
+// templates: the linker might keep the copy compiled here for code that must run on any machine.
+
+#include "attention/kernels.h"
+#include "isa/vec_math.h"
 
 namespace canter::CANTER_ISA {
 
-template <class S, class D>
-inline void copy_converted(const S* source, D* out, std::int64_t count) {
-    for (std::int64_t i = 0; i < count; i += Vec::width) store_some(out + i, load_some(source + i, count - i), count - i);
+// ---- writing ----
+
+// Nearest fp8_e4m3, ties to even, beyond the greatest the greatest; NaN stays.
+inline std::uint8_t fp8_code(float x) {
+    std::uint32_t bits;
+    __builtin_memcpy(&bits, &x, sizeof bits);
+    const std::uint32_t size = bits & 0x7fffffffu;
+    float small;
+    __builtin_memcpy(&small, &size, sizeof small);
+    small += 16384.0f;  // its last place is the step of the codes below 2^-6
+    std::uint32_t below;
+    __builtin_memcpy(&below, &small, sizeof below);
+    below -= 0x46800000u;
+    const std::uint32_t above = ((size + 0x7ffffu + ((size >> 20) & 1u)) >> 20) - (120u << 3);
+    std::uint32_t code = size < 0x3c800000u ? below : above;
+    code = size > 0x43e00000u ? 0x7eu : code;
+    code = size > 0x7f800000u ? 0x7fu : code;
+    return static_cast<std::uint8_t>(code | ((bits >> 24) & 0x80u));
+}
+
+inline void encode(Reg v, float, float* out) { Vec::store(out, v); }
+inline void encode(Reg v, float, bf16* out) { Vec::store(out, v); }
+inline void encode(Reg v, float, std::uint8_t* out) {
+    float lanes[Vec::width];
+    Vec::store(lanes, v);
+    for (int i = 0; i < Vec::width; ++i) out[i] = fp8_code(lanes[i]);
+}
+inline void encode(Reg v, float scale, std::int8_t* out) {
+    float lanes[Vec::width];
+    const Reg codes = scale == 0 ? Vec::zero() : Vec::round(Vec::div(v, Vec::set1(scale)));
+    Vec::store(lanes, Vec::max(Vec::min(codes, Vec::set1(127.0f)), Vec::set1(-127.0f)));
+    for (int i = 0; i < Vec::width; ++i) out[i] = static_cast<std::int8_t>(lanes[i]);
+}
+
+// What an int8 row's codes count: its greatest magnitude is 127 of them. NaN where the row holds one.
+template <class T>
+inline float find_scale(const T* row, std::int64_t width) {
+    Reg highest = Vec::zero(), check = Vec::zero();
+    for (std::int64_t d = 0; d < width; d += Vec::width) {
+        const Reg v = load_some(row + d, width - d);
+        highest = Vec::max(highest, Vec::abs(v));
+        check = Vec::add(check, Vec::mul(v, Vec::zero()));
+    }
+    return Vec::highest(highest) / 127.0f + Vec::sum(check);
+}
+
+// `at`: where the head's keys or values begin in the block; elements of d lie `lanes` together, `apart` elements from the next.
+template <class T, class E>
+inline void write_row(const T* row, std::int64_t width, float scale, E* out, std::int64_t lanes, std::int64_t apart) {
+    for (std::int64_t d = 0; d < width; d += Vec::width) {
+        E codes[Vec::width];
+        const std::int64_t count = width - d < Vec::width ? width - d : Vec::width;
+        encode(load_some(row + d, width - d), scale, codes);
+        for (std::int64_t i = 0; i < count; i += lanes) __builtin_memcpy(out + (d + i) / lanes * apart, codes + i, 4);
+    }
 }
 
 template <class T, class C>
 inline void write_kv_rows(const WriteKVArgs& a, std::int64_t begin, std::int64_t end) {
+    using E = typename C::Element;
     for (std::int64_t t = begin; t < end; ++t) {
         if (a.slots[t] < 0) continue;
         const std::int64_t block = a.slots[t] / a.block_size, offset = a.slots[t] % a.block_size;
         for (std::int64_t h = 0; h < a.heads; ++h) {
-            const std::int64_t at = (h * a.block_size + offset) * a.head_dim;
-            copy_converted(static_cast<const T*>(a.k) + t * a.k_stride + h * a.head_dim,
-                           static_cast<C*>(a.k_cache.data) + block * a.k_cache.block_stride + at, a.head_dim);
-            copy_converted(static_cast<const T*>(a.v) + t * a.v_stride + h * a.head_dim,
-                           static_cast<C*>(a.v_cache.data) + block * a.v_cache.block_stride + at, a.head_dim);
+            const T* k = static_cast<const T*>(a.k) + t * a.k_stride + h * a.head_dim;
+            const T* v = static_cast<const T*>(a.v) + t * a.v_stride + h * a.head_dim;
+            const std::int64_t head = h * a.block_size * a.head_dim;
+            E* keys = reinterpret_cast<E*>(static_cast<char*>(a.k_cache.data) + block * a.k_cache.block_bytes) + head + offset * C::lanes;
+            E* values = reinterpret_cast<E*>(static_cast<char*>(a.v_cache.data) + block * a.v_cache.block_bytes) + head + offset * a.head_dim;
+            float k_scale = 1.0f, v_scale = 1.0f;
+            if (a.cache_type == CacheType::int8) {
+                k_scale = find_scale(k, a.head_dim);
+                v_scale = find_scale(v, a.head_dim);
+                a.k_scale.data[block * a.k_scale.block_stride + h * a.block_size + offset] = k_scale;
+                a.v_scale.data[block * a.v_scale.block_stride + h * a.block_size + offset] = v_scale;
+            }
+            write_row(k, a.head_dim, k_scale, keys, C::lanes, a.block_size * C::lanes);
+            write_row(v, a.head_dim, v_scale, values, C::lanes, C::lanes);
         }
+    }
+}
+
+template <class T>
+inline void write_kv_as(const WriteKVArgs& a, std::int64_t begin, std::int64_t end) {
+    switch (a.cache_type) {
+        case CacheType::float32: return write_kv_rows<T, CodecF32>(a, begin, end);
+        case CacheType::bfloat16: return write_kv_rows<T, CodecBF16>(a, begin, end);
+        case CacheType::fp8_e4m3: return write_kv_rows<T, CodecFP8>(a, begin, end);
+        case CacheType::int8: return write_kv_rows<T, CodecI8>(a, begin, end);
     }
 }
 
 inline void write_kv(const WriteKVArgs& a, std::int64_t begin, std::int64_t end) {
-    const bool wide = a.cache_type == DType::float32;
-    if (a.type == DType::float32) wide ? write_kv_rows<float, float>(a, begin, end) : write_kv_rows<float, bf16>(a, begin, end);
-    else wide ? write_kv_rows<bf16, float>(a, begin, end) : write_kv_rows<bf16, bf16>(a, begin, end);
+    a.type == DType::float32 ? write_kv_as<float>(a, begin, end) : write_kv_as<bf16>(a, begin, end);
 }
 
-// What a tile's queries carry from one key tile to the next; rows are tokens times heads, heads innermost.
-struct AttentionState {
-    float *q, *sums, *scores, *highest, *totals, *keys, *values;
+// ---- register tiles ----
+
+// Rows whose sums stay in registers together, and registers of keys (or of a value) beside them.
+inline constexpr int kTileRows = Vec::registers > 16 ? 8 : 6;
+inline constexpr int tile_vectors(int rows) { return Vec::registers > 16 || rows > 3 ? 2 : 4; }
+
+inline constexpr int kPanelVectors = static_cast<int>(kPanel) / Vec::width;
+inline constexpr int kLine = 64;  // bytes of a cache line
+inline constexpr std::int64_t kScoreStride = kSpan + 16;  // so that rows do not fall on the same cache sets
+inline constexpr std::int64_t kValueKeys = 64;  // keys whose values stay in the first-level cache while rows walk over them
+
+// Keys of a panel: Vec::width of them from each pointer on, the next elements of d `stride` bytes further. `ahead`: those of
+// the panel to be read next, or null.
+struct PanelKeys {
+    const char* at[kPanelVectors];
+    const char* ahead[kPanelVectors];
+    std::int64_t stride;
 };
 
-// Keys [first, last) of a tile that begins at position `tile`: one float row of head_dim for each.
-struct KeyTile {
-    const float *keys[kKeyTile], *values[kKeyTile];
-};
-
-template <class C>
-inline const C* cache_row(const AttentionArgs& a, const CacheView& cache, const std::int32_t* table, std::int64_t head, std::int64_t position) {
-    const std::int64_t block = table[position / a.block_size], offset = position % a.block_size;
-    return static_cast<const C*>(cache.data) + block * cache.block_stride + (head * a.block_size + offset) * a.head_dim;
-}
-
-template <class C>
-inline void find_keys(const AttentionArgs& a, const AttentionState& s, const std::int32_t* table, std::int64_t head, std::int64_t begin,
-                      std::int64_t end, KeyTile& tile) {
-    for (std::int64_t p = begin; p < end; ++p) {
-        const std::int64_t j = p % kKeyTile;
-        const C* key = cache_row<C>(a, a.k_cache, table, head, p);
-        const C* value = cache_row<C>(a, a.v_cache, table, head, p);
-        if constexpr (sizeof(C) == sizeof(float)) {
-            tile.keys[j] = key;
-            tile.values[j] = value;
-        } else {
-            copy_converted(key, s.keys + j * a.head_dim, a.head_dim);
-            copy_converted(value, s.values + j * a.head_dim, a.head_dim);
-            tile.keys[j] = s.keys + j * a.head_dim;
-            tile.values[j] = s.values + j * a.head_dim;
-        }
-    }
-}
-
-// Turn the scores of keys [low, high) into weights, and fold the change of the running maximum into sums and totals.
-inline void weigh_row(const AttentionArgs& a, const AttentionState& s, std::int64_t row, std::int64_t low, std::int64_t high) {
-    float* scores = s.scores + row * kKeyTile;
-    constexpr float nothing = -__builtin_inff();
-    for (std::int64_t j = 0; j < kKeyTile; j += Vec::width) {
-        Reg v = Vec::mul(Vec::load(scores + j), Vec::set1(a.scale));
-        if (a.softcap > 0) v = cap_scores(v, a.softcap);
-        Vec::store(scores + j, v);
-    }
-    for (std::int64_t j = 0; j < low; ++j) scores[j] = nothing;
-    for (std::int64_t j = high; j < kKeyTile; ++j) scores[j] = nothing;
-    Reg top = Vec::load(scores);
-    for (std::int64_t j = Vec::width; j < kKeyTile; j += Vec::width) top = Vec::max(top, Vec::load(scores + j));
-    const float before = s.highest[row], found = Vec::highest(top), highest = found > before ? found : before;
-    Reg sum = Vec::zero();
-    for (std::int64_t j = 0; j < kKeyTile; j += Vec::width) {
-        const Reg weight = exp(Vec::sub(Vec::load(scores + j), Vec::set1(highest)));
-        Vec::store(scores + j, weight);
-        sum = Vec::add(sum, weight);
-    }
-    float total = s.totals[row];
-    if (highest != before) {
-        float lanes[Vec::width];
-        Vec::store(lanes, exp(Vec::set1(before - highest)));
-        const Reg fade = Vec::set1(lanes[0]);
-        total *= lanes[0];
-        float* sums = s.sums + row * a.head_dim;
-        for (std::int64_t d = 0; d < a.head_dim; d += Vec::width) {
-            store_some(sums + d, Vec::mul(load_some(sums + d, a.head_dim - d), fade), a.head_dim - d);
-        }
-        s.highest[row] = highest;
-    }
-    s.totals[row] = total + Vec::sum(sum);
-}
-
-// Add the weighted values of keys [low, high) to the sums of R rows, V vectors of the head at a time.
-template <int R, int V>
-inline void add_values(const AttentionArgs& a, const AttentionState& s, const KeyTile& tile, std::int64_t row, std::int64_t d, std::int64_t low,
-                       std::int64_t high) {
-    // Several vectors are whole ones; a single one may be the head's last, cut short.
-    const auto load = [&](const float* p) { return V > 1 ? Vec::load(p) : load_some(p, a.head_dim - d); };
+// Scores of R rows and V registers of keys. q holds [D][R].
+template <class C, int R, int V>
+inline void score_tile(const float* q, const char* const* keys, const char* const* ahead, std::int64_t stride, std::int64_t steps, float* out) {
     Reg sums[R][V];
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-        for (int v = 0; v < V; ++v) sums[r][v] = load(s.sums + (row + r) * a.head_dim + d + v * Vec::width);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) sums[r][v] = Vec::zero();
     }
-    for (std::int64_t j = low; j < high; ++j) {
-        Reg values[V];
-        for (int v = 0; v < V; ++v) values[v] = load(tile.values[j] + d + v * Vec::width);
+    const auto step = [&](const float* queries, const Reg* k) {
+#pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
-            const Reg weight = Vec::set1(s.scores[(row + r) * kKeyTile + j]);
-            for (int v = 0; v < V; ++v) sums[r][v] = Vec::fma(weight, values[v], sums[r][v]);
+            const Reg x = Vec::set1(queries[r]);
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) sums[r][v] = Vec::fma(x, k[v], sums[r][v]);
         }
+    };
+    const char* at[V];
+    const char* far[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+        at[v] = keys[v];
+        far[v] = ahead[v];
     }
-    for (int r = 0; r < R; ++r) {
+    for (std::int64_t s = 0; s < steps; ++s, q += R * C::lanes) {
+        typename C::Raw raw[V];
+#pragma GCC unroll 8
         for (int v = 0; v < V; ++v) {
-            float* place = s.sums + (row + r) * a.head_dim + d + v * Vec::width;
-            V > 1 ? Vec::store(place, sums[r][v]) : store_some(place, sums[r][v], a.head_dim - d);
+            raw[v] = C::raw(at[v]);
+            at[v] += stride;
+            if (v * Vec::width * 4 % kLine == 0) {
+                __builtin_prefetch(far[v]);
+                far[v] += stride;
+            }
+        }
+        Reg k[V];
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) k[v] = C::template get<0>(raw[v]);
+        step(q, k);
+        if constexpr (C::lanes >= 2) {
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) k[v] = C::template get<1>(raw[v]);
+            step(q + R, k);
+        }
+        if constexpr (C::lanes == 4) {
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) k[v] = C::template get<2>(raw[v]);
+            step(q + 2 * R, k);
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) k[v] = C::template get<3>(raw[v]);
+            step(q + 3 * R, k);
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) Vec::store(out + r * kScoreStride + v * Vec::width, sums[r][v]);
+    }
+}
+
+template <class C, int R>
+inline void score_rows(const float* q, const PanelKeys& keys, std::int64_t steps, float* out) {
+    constexpr int V = tile_vectors(R) < kPanelVectors ? tile_vectors(R) : kPanelVectors;
+    for (int v = 0; v < kPanelVectors; v += V) {
+        score_tile<C, R, V>(q, keys.at + v, keys.ahead + v, keys.stride, steps, out + v * Vec::width);
+    }
+}
+
+template <class C>
+inline void score_panel(int rows, const float* q, const PanelKeys& keys, std::int64_t steps, float* out) {
+    switch (rows) {
+        case 1: return score_rows<C, 1>(q, keys, steps, out);
+        case 2: return score_rows<C, 2>(q, keys, steps, out);
+        case 3: return score_rows<C, 3>(q, keys, steps, out);
+        case 4: return score_rows<C, 4>(q, keys, steps, out);
+        case 5: return score_rows<C, 5>(q, keys, steps, out);
+        case 6: return score_rows<C, 6>(q, keys, steps, out);
+        default: break;
+    }
+    if constexpr (kTileRows > 6) {
+        if (rows == 7) return score_rows<C, 7>(q, keys, steps, out);
+        if (rows == 8) return score_rows<C, 8>(q, keys, steps, out);
+    }
+}
+
+// Values of keys that lie in one block, `stride` elements apart.
+template <class E>
+struct ValueRun {
+    const E* at;
+    std::int64_t count;
+};
+
+// Add the weighted values of the runs' keys, V registers of d, to the sums of R rows.
+template <class C, int R, int V>
+inline void value_tile(const float* weights, const ValueRun<typename C::Element>* runs, int num_runs, std::int64_t d, std::int64_t stride, float* sums,
+                       std::int64_t sum_stride) {
+    Reg total[R][V];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) total[r][v] = Vec::load(sums + r * sum_stride + d + v * Vec::width);
+    }
+    for (int i = 0; i < num_runs; ++i) {
+        const typename C::Element* at = runs[i].at + d;
+        const float* end = weights + runs[i].count;
+        for (; weights < end; ++weights, at += stride) {
+            Reg value[V];
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) value[v] = C::load(at + v * Vec::width);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r) {
+                const Reg w = Vec::set1(weights[r * kScoreStride]);
+#pragma GCC unroll 8
+                for (int v = 0; v < V; ++v) total[r][v] = Vec::fma(w, value[v], total[r][v]);
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) Vec::store(sums + r * sum_stride + d + v * Vec::width, total[r][v]);
+    }
+}
+
+template <class C, int R>
+inline void value_rows(const float* weights, const ValueRun<typename C::Element>* runs, int num_runs, std::int64_t width, std::int64_t stride, float* sums) {
+    constexpr int V = tile_vectors(R);
+    std::int64_t d = 0;
+    for (; d + V * Vec::width <= width; d += V * Vec::width) value_tile<C, R, V>(weights, runs, num_runs, d, stride, sums, width);
+    if constexpr (V > 2) {
+        for (; d + 2 * Vec::width <= width; d += 2 * Vec::width) value_tile<C, R, 2>(weights, runs, num_runs, d, stride, sums, width);
+    }
+    for (; d < width; d += Vec::width) value_tile<C, R, 1>(weights, runs, num_runs, d, stride, sums, width);
+}
+
+template <class C>
+inline void value_panel(int rows, const float* weights, const ValueRun<typename C::Element>* runs, int num_runs, std::int64_t width,
+                        std::int64_t stride, float* sums) {
+    switch (rows) {
+        case 1: return value_rows<C, 1>(weights, runs, num_runs, width, stride, sums);
+        case 2: return value_rows<C, 2>(weights, runs, num_runs, width, stride, sums);
+        case 3: return value_rows<C, 3>(weights, runs, num_runs, width, stride, sums);
+        case 4: return value_rows<C, 4>(weights, runs, num_runs, width, stride, sums);
+        case 5: return value_rows<C, 5>(weights, runs, num_runs, width, stride, sums);
+        case 6: return value_rows<C, 6>(weights, runs, num_runs, width, stride, sums);
+        default: break;
+    }
+    if constexpr (kTileRows > 6) {
+        if (rows == 7) return value_rows<C, 7>(weights, runs, num_runs, width, stride, sums);
+        if (rows == 8) return value_rows<C, 8>(weights, runs, num_runs, width, stride, sums);
+    }
+}
+
+// ---- a tile ----
+
+inline std::int64_t lesser(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+inline std::int64_t greater(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
+inline std::int64_t clamp(std::int64_t x, std::int64_t low, std::int64_t high) { return x < low ? low : x > high ? high : x; }
+inline std::int64_t padded(std::int64_t count) { return (count + 15) / 16 * 16; }
+
+// From so many rows on, keys and values are made floats once, instead of by every few rows anew.
+inline constexpr std::int64_t kConvertRows = 24;
+inline constexpr std::int64_t kChunkRows = 4 * kTileRows;  // whose scores over a span stay in the caches at hand
+
+inline std::int64_t chunk_rows(std::int64_t rows) { return rows < kConvertRows + 8 ? kConvertRows + 8 : kChunkRows; }
+
+// Floats of a tile's work. Rows of sums are padded to whole registers.
+struct Scratch {
+    float *q, *scores, *sums, *tops, *totals, *all_sums, *all_tops, *all_totals, *k_scale, *v_scale, *keys, *values, *lanes;
+    std::int64_t width;  // of a row of sums
+};
+
+inline std::int64_t lay_out(const AttentionStep& s, std::int64_t rows, float* base, Scratch& out) {
+    float* at = base;
+    const auto take = [&at](std::int64_t count) {
+        float* p = at;
+        at += padded(count);
+        return p;
+    };
+    const std::int64_t chunk = lesser(rows, chunk_rows(rows));
+    out.width = padded(s.head_dim);
+    out.q = take(rows * s.head_dim);
+    out.scores = take(chunk * kScoreStride);
+    out.sums = take(chunk * out.width);
+    out.tops = take(chunk);
+    out.totals = take(chunk);
+    out.all_sums = take(rows * out.width);
+    out.all_tops = take(rows);
+    out.all_totals = take(rows);
+    out.k_scale = take(kSpan);
+    out.v_scale = take(kSpan);
+    out.keys = take(kSpan * s.head_dim);
+    out.values = take(kSpan * out.width);
+    out.lanes = take(kPanel * s.head_dim);
+    return at - base;
+}
+
+inline std::int64_t scratch_size(const AttentionStep& s, std::int64_t rows) {
+    Scratch unused;
+    float none[1];
+    return lay_out(s, rows, none, unused);
+}
+
+// Rows are worked on in blocks of nearly equal size, at most kTileRows each.
+struct RowBlocks {
+    std::int64_t count, least, more;  // the first `more` have least + 1 rows
+
+    explicit RowBlocks(std::int64_t rows) {
+        count = (rows + kTileRows - 1) / kTileRows;
+        least = rows / count;
+        more = rows - least * count;
+    }
+    int size(std::int64_t i) const { return static_cast<int>(least + (i < more ? 1 : 0)); }
+};
+
+// Copy queries as [block][D][rows of the block].
+template <class T>
+inline void pack_queries(const AttentionArgs& a, const AttentionStep& s, const AttentionTile& t, float* out) {
+    const std::int64_t heads = t.head_end - t.head_begin, rows = t.rows();
+    const RowBlocks blocks(rows);
+    std::int64_t row = 0;
+    for (std::int64_t b = 0; b < blocks.count; ++b) {
+        const int size = blocks.size(b);
+        for (int r = 0; r < size; ++r, ++row) {
+            const T* q = static_cast<const T*>(a.q) + (t.begin + row / heads) * a.q_stride + (t.head_begin + row % heads) * s.head_dim;
+            for (std::int64_t d = 0; d < s.head_dim; d += Vec::width) {
+                float lanes[Vec::width];
+                Vec::store(lanes, load_some(q + d, s.head_dim - d));
+                const std::int64_t count = lesser(Vec::width, s.head_dim - d);
+                for (std::int64_t i = 0; i < count; ++i) out[(d + i) * size + r] = lanes[i];
+            }
+        }
+        out += size * s.head_dim;
+    }
+}
+
+// e^x for x <= 0; NaN stays. As exp, without what only greater x need.
+inline Reg exp_falling(Reg x) {
+    const Reg low = Vec::set1(-87.33654f);
+    const Reg clamped = Vec::max(low, x);
+    const Reg n = Vec::round(Vec::mul(clamped, Vec::set1(1.44269504f)));
+    Reg r = Vec::fma(n, Vec::set1(-0.693359375f), clamped);
+    r = Vec::fma(n, Vec::set1(2.12194440e-4f), r);
+    Reg p = Vec::set1(1.0f / 5040);
+    p = Vec::fma(p, r, Vec::set1(1.0f / 720));
+    p = Vec::fma(p, r, Vec::set1(1.0f / 120));
+    p = Vec::fma(p, r, Vec::set1(1.0f / 24));
+    p = Vec::fma(p, r, Vec::set1(1.0f / 6));
+    p = Vec::fma(p, r, Vec::set1(0.5f));
+    p = Vec::fma(p, r, Vec::set1(1.0f));
+    p = Vec::fma(p, r, Vec::set1(1.0f));
+    return Vec::select_greater(low, x, Vec::zero(), Vec::mul(p, Vec::exp2_whole(n)));
+}
+
+inline float exp_one(float x) {
+    float lanes[Vec::width];
+    Vec::store(lanes, exp_falling(Vec::set1(x)));
+    return lanes[0];
+}
+
+// Turn a row's scores of keys [low, high) of a span into weights; give their maximum and sum. Registers begin at fixed keys of
+// the span, and keys outside weigh nothing, so neither depends on what other rows of the tile see.
+inline void weigh_row(float* scores, std::int64_t low, std::int64_t high, float scale, float softcap, const float* k_scale, const float* v_scale,
+                      float& top, float& total) {
+    constexpr std::int64_t W = Vec::width;
+    const std::int64_t begin = low / W * W, end = (high + W - 1) / W * W;
+    const Reg factor = Vec::set1(scale);
+    const float nothing = -__builtin_inff();
+    Reg highest = Vec::set1(nothing);
+    for (std::int64_t j = begin; j < end; j += W) {
+        Reg v = Vec::mul(Vec::load(scores + j), factor);
+        if (k_scale) v = Vec::mul(v, Vec::load(k_scale + j));
+        if (softcap > 0) v = cap_scores(v, softcap);
+        Vec::store(scores + j, v);
+        if (j < low || j + W > high) {
+            for (std::int64_t i = j; i < low; ++i) scores[i] = nothing;
+            for (std::int64_t i = greater(high, j); i < j + W; ++i) scores[i] = nothing;
+            v = Vec::load(scores + j);
+        }
+        highest = Vec::max(highest, v);
+    }
+    top = Vec::highest(highest);
+    const Reg most = Vec::set1(top);
+    Reg sum = Vec::zero();
+    for (std::int64_t j = begin; j < end; j += W) {
+        Reg weight = exp_falling(Vec::sub(Vec::load(scores + j), most));
+        sum = Vec::add(sum, weight);
+        if (v_scale) weight = Vec::mul(weight, Vec::load(v_scale + j));
+        Vec::store(scores + j, weight);
+    }
+    total = Vec::sum(sum);
+}
+
+// Merge a span's sums into those of the spans before it. total 0: nothing there yet, or nothing in the span.
+inline void merge_row(float* sums, float& top, float& total, const float* new_sums, float new_top, float new_total, std::int64_t width) {
+    if (new_total == 0) return;
+    if (total == 0) {
+        top = new_top;
+        total = new_total;
+        for (std::int64_t d = 0; d < width; d += Vec::width) store_some(sums + d, load_some(new_sums + d, width - d), width - d);
+        return;
+    }
+    const float highest = new_top > top ? new_top : top;
+    const float fade = exp_one(top - highest), new_fade = exp_one(new_top - highest);
+    const Reg x = Vec::set1(fade), y = Vec::set1(new_fade);
+    top = highest;
+    total = total * fade + new_total * new_fade;
+    for (std::int64_t d = 0; d < width; d += Vec::width) {
+        const Reg old = Vec::mul(load_some(sums + d, width - d), x);
+        store_some(sums + d, Vec::fma(load_some(new_sums + d, width - d), y, old), width - d);
+    }
+}
+
+// Divide sums by totals, sinks counted in, and write them out. `factor`: what the cache's floats lack.
+template <class T>
+inline void write_rows(const AttentionArgs& a, const AttentionStep& s, const AttentionTile& t, const Scratch& m, float factor) {
+    const std::int64_t heads = t.head_end - t.head_begin;
+    for (std::int64_t r = 0; r < t.rows(); ++r) {
+        const std::int64_t head = t.head_begin + r % heads;
+        T* out = static_cast<T*>(a.out) + ((t.begin + r / heads) * s.q_heads + head) * s.head_dim;
+        float total = m.all_totals[r], fade = factor;
+        if (a.sinks) {
+            const float top = m.all_tops[r], sink = a.sinks[head], highest = sink > top ? sink : top;
+            const float scaled = exp_one(top - highest);
+            total = total * scaled + exp_one(sink - highest);
+            fade = factor * scaled;
+        }
+        const float* sums = m.all_sums + r * m.width;
+        const Reg divisor = Vec::set1(total), multiplier = Vec::set1(fade);
+        for (std::int64_t d = 0; d < s.head_dim; d += Vec::width) {
+            store_some(out + d, Vec::div(Vec::mul(Vec::load(sums + d), multiplier), divisor), s.head_dim - d);
         }
     }
 }
 
-template <int R>
-inline void add_all_values(const AttentionArgs& a, const AttentionState& s, const KeyTile& tile, std::int64_t row, std::int64_t low,
-                           std::int64_t high) {
-    constexpr int V = R == 1 ? 4 : 2;
+inline void write_tile(const AttentionArgs& a, const AttentionStep& s, const AttentionTile& t, const Scratch& m) {
+    const float factor = a.cache_type == CacheType::fp8_e4m3 ? CodecFP8::factor : 1.0f;
+    a.type == DType::float32 ? write_rows<float>(a, s, t, m, factor) : write_rows<bf16>(a, s, t, m, factor);
+}
+
+// Where a tile's keys and values lie.
+template <class C>
+struct Place {
+    using E = typename C::Element;
+    const AttentionArgs& a;
+    const AttentionStep& s;
+    const std::int32_t* table;
+    std::int64_t head, block_size;
+    bool whole;  // a register of keys never leaves a block
+    int shift;  // block_size is a power of two: this one; otherwise -1
+
+    Place(const AttentionArgs& args, const AttentionStep& step, const AttentionTile& t)
+        : a(args), s(step), table(step.block_table + t.request * step.table_width), head(t.head_begin / (step.q_heads / step.k_heads)),
+          block_size(step.block_size), whole(step.block_size % Vec::width == 0) {
+        shift = (block_size & (block_size - 1)) == 0 ? __builtin_ctzll(static_cast<unsigned long long>(block_size)) : -1;
+    }
+    std::int64_t index(std::int64_t position) const {
+        if (shift >= 0) return position >> shift;
+        return static_cast<std::uint32_t>(position) / static_cast<std::uint32_t>(block_size);
+    }
+    const char* key(std::int64_t position) const {
+        const std::int64_t i = index(position), offset = position - i * block_size;
+        return static_cast<const char*>(a.k_cache.data) + table[i] * a.k_cache.block_bytes +
+               (head * s.head_dim * block_size + offset * C::lanes) * static_cast<std::int64_t>(sizeof(E));
+    }
+    const E* value(std::int64_t position) const {
+        const std::int64_t i = index(position), offset = position - i * block_size;
+        return reinterpret_cast<const E*>(static_cast<const char*>(a.v_cache.data) + table[i] * a.v_cache.block_bytes) +
+               (head * block_size + offset) * s.head_dim;
+    }
+    // Keys of the panel that begins at position p; those outside [low, high) may be anything.
+    void panel(std::int64_t p, std::int64_t low, std::int64_t high, char* lanes, PanelKeys& out) const {
+        if (whole) {
+            out.stride = block_size * 4;
+            for (int v = 0; v < kPanelVectors; ++v) {
+                const std::int64_t at = p + v * Vec::width;
+                out.at[v] = key(clamp(at, low / Vec::width * Vec::width, (high - 1) / Vec::width * Vec::width));
+            }
+            return;
+        }
+        const std::int64_t steps = s.head_dim / C::lanes;
+        __builtin_memset(lanes, 0, static_cast<std::size_t>(steps * kPanel * 4));
+        for (std::int64_t j = greater(low - p, 0); j < lesser(high - p, kPanel); ++j) {
+            const char* from = key(p + j);
+            for (std::int64_t i = 0; i < steps; ++i) __builtin_memcpy(lanes + (i * kPanel + j) * 4, from + i * block_size * 4, 4);
+        }
+        out.stride = kPanel * 4;
+        for (int v = 0; v < kPanelVectors; ++v) out.at[v] = lanes + v * Vec::width * 4;
+    }
+    // Values of keys [low, high), at most kValueKeys of them, in order.
+    int runs(std::int64_t low, std::int64_t high, ValueRun<E>* out) const {
+        int count = 0;
+        while (low < high) {
+            const std::int64_t here = lesser(block_size - (low - index(low) * block_size), high - low);
+            out[count++] = {value(low), here};
+            low += here;
+        }
+        return count;
+    }
+    void scales(const ScaleView& scale, std::int64_t base, std::int64_t low, std::int64_t high, float* out) const {
+        for (std::int64_t p = base + low / Vec::width * Vec::width; p < base + low; ++p) out[p - base] = 0;
+        for (std::int64_t p = base + low; p < base + high; ++p) {
+            const std::int64_t i = index(p);
+            out[p - base] = scale.data[table[i] * scale.block_stride + head * block_size + p - i * block_size];
+        }
+        for (std::int64_t j = high; j < (high + Vec::width - 1) / Vec::width * Vec::width; ++j) out[j] = 0;
+    }
+};
+
+// Keys of a panel as floats: [D][kPanel].
+template <class C>
+inline void convert_panel(const PanelKeys& keys, std::int64_t steps, float* out) {
+    for (std::int64_t i = 0; i < steps; ++i) {
+        for (int v = 0; v < kPanelVectors; ++v) {
+            float* at = out + v * Vec::width;
+            const typename C::Raw raw = C::raw(keys.at[v] + i * keys.stride);
+            Vec::store(at, C::template get<0>(raw));
+            if constexpr (C::lanes >= 2) Vec::store(at + kPanel, C::template get<1>(raw));
+            if constexpr (C::lanes == 4) {
+                Vec::store(at + 2 * kPanel, C::template get<2>(raw));
+                Vec::store(at + 3 * kPanel, C::template get<3>(raw));
+            }
+        }
+        out += C::lanes * kPanel;
+    }
+}
+
+template <class C>
+inline void convert_value(const typename C::Element* from, std::int64_t head_dim, std::int64_t width, float* out) {
     std::int64_t d = 0;
-    for (; d + V * Vec::width <= a.head_dim; d += V * Vec::width) add_values<R, V>(a, s, tile, row, d, low, high);
-    for (; d < a.head_dim; d += Vec::width) add_values<R, 1>(a, s, tile, row, d, low, high);
-}
-
-inline std::int64_t clamp(std::int64_t x, std::int64_t low, std::int64_t high) { return x < low ? low : x > high ? high : x; }
-
-template <class T>
-inline void attention_begin(const AttentionArgs& a, const AttentionTile& t, const AttentionState& s) {
-    const std::int64_t heads = t.head_end - t.head_begin;
-    for (std::int64_t token = t.begin; token < t.end; ++token) {
-        const T* q = static_cast<const T*>(a.q) + token * a.q_stride + t.head_begin * a.head_dim;
-        copy_converted(q, s.q + (token - t.begin) * heads * a.head_dim, heads * a.head_dim);
-    }
-    const std::int64_t rows = (t.end - t.begin) * heads;
-    __builtin_memset(s.sums, 0, static_cast<std::size_t>(rows * a.head_dim) * sizeof(float));
-    for (std::int64_t r = 0; r < rows; ++r) {
-        s.highest[r] = -__builtin_inff();
-        s.totals[r] = 0.0f;
+    for (; d + Vec::width <= head_dim; d += Vec::width) Vec::store(out + d, C::load(from + d));
+    for (; d < width; d += Vec::width) {
+        typename C::Element some[Vec::width] = {};
+        if (d < head_dim) __builtin_memcpy(some, from + d, static_cast<std::size_t>(head_dim - d) * sizeof some[0]);
+        Vec::store(out + d, C::load(some));
     }
 }
 
-template <class T>
-inline void attention_end(const AttentionArgs& a, const AttentionTile& t, const AttentionState& s) {
-    const std::int64_t heads = t.head_end - t.head_begin;
-    for (std::int64_t r = 0; r < (t.end - t.begin) * heads; ++r) {
-        T* out = static_cast<T*>(a.out) + ((t.begin + r / heads) * a.q_heads + t.head_begin + r % heads) * a.head_dim;
-        const float* sums = s.sums + r * a.head_dim;
-        const Reg total = Vec::set1(s.totals[r]);
-        for (std::int64_t d = 0; d < a.head_dim; d += Vec::width) {
-            store_some(out + d, Vec::div(load_some(sums + d, a.head_dim - d), total), a.head_dim - d);
+// The keys [low, high) of a span, beginning at position `base`, that the rows of a tile see.
+template <class C>
+struct Span {
+    const Place<C>& place;
+    std::int64_t base, low, high;
+    bool convert_keys, convert_values;
+};
+
+template <class C>
+inline void load_span(const Span<C>& span, const Scratch& m, const AttentionStep& s) {
+    if (span.convert_keys) {
+        for (std::int64_t p = span.low / kPanel * kPanel; p < span.high; p += kPanel) {
+            PanelKeys keys;
+            span.place.panel(span.base + p, span.base + span.low, span.base + span.high, reinterpret_cast<char*>(m.lanes), keys);
+            convert_panel<C>(keys, s.head_dim / C::lanes, m.keys + p * s.head_dim);
+        }
+    }
+    if (span.convert_values) {
+        for (std::int64_t p = span.low; p < span.high; ++p) {
+            convert_value<C>(span.place.value(span.base + p), s.head_dim, m.width, m.values + p * m.width);
+        }
+    }
+}
+
+// What rows of a tile see of a span.
+struct Sight {
+    std::int64_t first, window, heads, base;  // first: position of the tile's first token
+
+    std::int64_t token(std::int64_t row) const { return static_cast<std::uint32_t>(row) / static_cast<std::uint32_t>(heads); }
+    std::int64_t low(std::int64_t row) const {
+        const std::int64_t position = first + token(row);
+        return window > 0 ? clamp(position - window + 1 - base, 0, kSpan) : 0;
+    }
+    std::int64_t high(std::int64_t row) const { return clamp(first + token(row) + 1 - base, 0, kSpan); }
+};
+
+template <class C>
+inline void score_chunk(const Span<C>& span, const Sight& sight, const AttentionStep& s, const Scratch& m, const RowBlocks& blocks,
+                        std::int64_t block_begin, std::int64_t block_end, std::int64_t row_begin, std::int64_t row_end) {
+    const std::int64_t low = sight.low(row_begin), high = sight.high(row_end - 1);
+    const std::int64_t panel_begin = low / kPanel * kPanel;
+    const auto find = [&](std::int64_t p, PanelKeys& keys) {
+        if (span.convert_keys) {
+            keys.stride = kPanel * 4;
+            for (int v = 0; v < kPanelVectors; ++v) keys.at[v] = reinterpret_cast<const char*>(m.keys + p * s.head_dim + v * Vec::width);
+        } else {
+            span.place.panel(span.base + p, span.base + span.low, span.base + span.high, reinterpret_cast<char*>(m.lanes), keys);
+        }
+    };
+    const bool streams = !span.convert_keys && span.place.whole;
+    PanelKeys keys;
+    find(panel_begin, keys);
+    for (std::int64_t p = panel_begin; p < high; p += kPanel) {
+        PanelKeys next = keys;
+        if (p > panel_begin && !streams) find(p, keys);
+        if (streams && p + kPanel < high) find(p + kPanel, next);
+        for (int v = 0; v < kPanelVectors; ++v) keys.ahead[v] = streams ? next.at[v] : keys.at[v];
+        std::int64_t row = row_begin;
+        const float* q = m.q + row_begin * s.head_dim;
+        for (std::int64_t b = block_begin; b < block_end; ++b) {
+            const int size = blocks.size(b);
+            if (sight.low(row) < p + kPanel && sight.high(row + size - 1) > p) {
+                float* out = m.scores + (row - row_begin) * kScoreStride + p;
+                if (span.convert_keys) score_panel<CodecF32>(size, q, keys, s.head_dim, out);
+                else score_panel<C>(size, q, keys, s.head_dim / C::lanes, out);
+            }
+            row += size;
+            q += size * s.head_dim;
+        }
+        if (streams) keys = next;
+    }
+}
+
+template <class C>
+inline void add_values(const Span<C>& span, const AttentionStep& s, const Scratch& m, std::int64_t row, int rows, std::int64_t low, std::int64_t high) {
+    if (low >= high) return;
+    const float* weights = m.scores + row * kScoreStride + low;
+    float* sums = m.sums + row * m.width;
+    if (span.convert_values) {
+        const ValueRun<float> run{m.values + low * m.width, high - low};
+        return value_panel<CodecF32>(rows, weights, &run, 1, m.width, m.width, sums);
+    }
+    ValueRun<typename C::Element> runs[kValueKeys];
+    const int count = span.place.runs(span.base + low, span.base + high, runs);
+    value_panel<C>(rows, weights, runs, count, m.width, s.head_dim, sums);
+}
+
+template <class C>
+inline void value_chunk(const Span<C>& span, const Sight& sight, const AttentionStep& s, const Scratch& m, const RowBlocks& blocks,
+                        std::int64_t block_begin, std::int64_t block_end, std::int64_t row_begin, std::int64_t row_end) {
+    __builtin_memset(m.sums, 0, static_cast<std::size_t>((row_end - row_begin) * m.width) * sizeof(float));
+    const std::int64_t low = sight.low(row_begin), high = sight.high(row_end - 1);
+    for (std::int64_t part = low / kValueKeys * kValueKeys; part < high; part += kValueKeys) {
+        const auto within = [&](std::int64_t j) { return clamp(j, part, part + kValueKeys); };
+        std::int64_t row = row_begin;
+        for (std::int64_t b = block_begin; b < block_end; ++b) {
+            const int size = blocks.size(b);
+            // Keys that all rows of the block see are added together; what only some see, row by row, for a key that a row does
+            // not see must not even be multiplied by zero. Each row's keys stay in order.
+            const std::int64_t begin = within(sight.low(row + size - 1)), end = within(sight.high(row));
+            const std::int64_t at = row - row_begin;
+            if (begin < end) {
+                if (sight.low(row) < begin) {
+                    for (int r = 0; r < size; ++r) add_values(span, s, m, at + r, 1, within(sight.low(row + r)), begin);
+                }
+                add_values(span, s, m, at, size, begin, end);
+                if (sight.high(row + size - 1) > end) {
+                    for (int r = 0; r < size; ++r) add_values(span, s, m, at + r, 1, end, within(sight.high(row + r)));
+                }
+            } else {
+                for (int r = 0; r < size; ++r) add_values(span, s, m, at + r, 1, within(sight.low(row + r)), within(sight.high(row + r)));
+            }
+            row += size;
         }
     }
 }
 
 template <class C>
-inline void attention_walk(const AttentionArgs& a, const AttentionTile& t, const AttentionState& s) {
-    const std::int32_t* table = a.block_table + t.request * a.table_width;
-    const std::int64_t heads = t.head_end - t.head_begin, rows = (t.end - t.begin) * heads;
-    const std::int64_t key_head = t.head_begin / (a.q_heads / a.k_heads);
-    // Position of this tile's first token, and where its keys begin and end.
-    const std::int64_t first = a.seq_lens[t.request] - a.query_start_loc[t.request + 1] + t.begin;
-    const std::int64_t last = first + (t.end - t.begin);
-    const auto window_begin = [&](std::int64_t position) { return a.window > 0 && position >= a.window ? position - a.window + 1 : 0; };
-    KeyTile tile{};
-    for (std::int64_t base = window_begin(first) / kKeyTile * kKeyTile; base < last; base += kKeyTile) {
-        const std::int64_t key_low = clamp(window_begin(first) - base, 0, kKeyTile), key_high = clamp(last - base, 0, kKeyTile);
-        find_keys<C>(a, s, table, key_head, base + key_low, base + key_high, tile);
-        const auto key_of = [&](std::int64_t j) { return tile.keys[key_low + j]; };
-        dot_panel<float>(s.q, a.head_dim, rows, key_of, key_high - key_low, 0, a.head_dim, s.scores + key_low, kKeyTile, false);
-        const auto low_of = [&](std::int64_t r) { return clamp(window_begin(first + r / heads) - base, 0, kKeyTile); };
-        const auto high_of = [&](std::int64_t r) { return clamp(first + r / heads + 1 - base, 0, kKeyTile); };
-        for (std::int64_t r = 0; r < rows; ++r) {
-            if (low_of(r) < high_of(r)) weigh_row(a, s, r, low_of(r), high_of(r));
+inline void attend_spans(const AttentionArgs& a, const AttentionStep& s, const AttentionTile& t, float* partial, const Scratch& m) {
+    const Place<C> place(a, s, t);
+    const std::int64_t rows = t.rows(), heads = t.head_end - t.head_begin;
+    const std::int64_t first = s.seq_lens[t.request] - s.query_start_loc[t.request + 1] + t.begin;
+    const RowBlocks blocks(rows);
+    const bool many = rows >= kConvertRows, is_int8 = a.cache_type == CacheType::int8;
+    const std::int64_t most = chunk_rows(rows);
+    for (std::int64_t i = t.span_begin; i < t.span_end; ++i) {
+        const Sight sight{first, s.window, heads, i * kSpan};
+        const Span<C> span{place, i * kSpan, sight.low(0), sight.high(rows - 1), many && (C::lanes > 1 || !place.whole),
+                           (many && C::lanes > 1) || s.head_dim % Vec::width != 0 || m.width != s.head_dim};
+        load_span(span, m, s);
+        if (is_int8) {
+            place.scales(a.k_scale, span.base, span.low, span.high, m.k_scale);
+            place.scales(a.v_scale, span.base, span.low, span.high, m.v_scale);
         }
-        for (std::int64_t r = 0; r < rows;) {
-            const std::int64_t low = low_of(r), high = high_of(r);
-            const bool four = r + 4 <= rows && low_of(r + 3) == low && high_of(r + 3) == high;
-            if (low < high) four ? add_all_values<4>(a, s, tile, r, low, high) : add_all_values<1>(a, s, tile, r, low, high);
-            r += four ? 4 : 1;
+        std::int64_t row = 0;
+        for (std::int64_t b = 0; b < blocks.count;) {
+            const std::int64_t row_begin = row, block_begin = b;
+            while (b < blocks.count && row + blocks.size(b) - row_begin <= most) row += blocks.size(b++);
+            score_chunk(span, sight, s, m, blocks, block_begin, b, row_begin, row);
+            for (std::int64_t r = row_begin; r < row; ++r) {
+                const std::int64_t low = sight.low(r), high = sight.high(r), at = r - row_begin;
+                m.tops[at] = -__builtin_inff();
+                m.totals[at] = 0;
+                if (low >= high) continue;
+                weigh_row(m.scores + at * kScoreStride, low, high, a.scale * C::factor, a.softcap, is_int8 ? m.k_scale : nullptr,
+                          is_int8 ? m.v_scale : nullptr, m.tops[at], m.totals[at]);
+            }
+            value_chunk(span, sight, s, m, blocks, block_begin, b, row_begin, row);
+            for (std::int64_t r = row_begin; r < row; ++r) {
+                const std::int64_t at = r - row_begin;
+                const float* sums = m.sums + at * m.width;
+                if (!partial) {
+                    merge_row(m.all_sums + r * m.width, m.all_tops[r], m.all_totals[r], sums, m.tops[at], m.totals[at], m.width);
+                    continue;
+                }
+                float* out = partial + (i - t.span_begin) * partial_floats(rows, s.head_dim);
+                copy_converted(sums, out + r * s.head_dim, s.head_dim);
+                out[rows * s.head_dim + r] = m.tops[at];
+                out[rows * (s.head_dim + 1) + r] = m.totals[at];
+            }
         }
     }
 }
 
-// `scratch` holds attention_scratch(tokens * heads, head_dim) floats.
-inline void attention(const AttentionArgs& a, const AttentionTile& t, float* scratch) {
-    const std::int64_t rows = (t.end - t.begin) * (t.head_end - t.head_begin), area = rows * a.head_dim;
-    AttentionState s{};
-    s.scores = scratch;
-    s.q = s.scores + rows * kKeyTile;
-    s.sums = s.q + area;
-    s.keys = s.sums + area;
-    s.values = s.keys + kKeyTile * a.head_dim;
-    s.highest = s.values + kKeyTile * a.head_dim;
-    s.totals = s.highest + rows;
-    a.type == DType::float32 ? attention_begin<float>(a, t, s) : attention_begin<bf16>(a, t, s);
-    a.cache_type == DType::float32 ? attention_walk<float>(a, t, s) : attention_walk<bf16>(a, t, s);
-    a.type == DType::float32 ? attention_end<float>(a, t, s) : attention_end<bf16>(a, t, s);
+inline void clear_rows(const Scratch& m, std::int64_t rows) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+        m.all_tops[r] = -__builtin_inff();
+        m.all_totals[r] = 0;
+    }
+}
+
+inline void attend(const AttentionArgs& a, const AttentionStep& s, const AttentionTile& t, float* partial, float* scratch) {
+    Scratch m;
+    lay_out(s, t.rows(), scratch, m);
+    a.type == DType::float32 ? pack_queries<float>(a, s, t, m.q) : pack_queries<bf16>(a, s, t, m.q);
+    clear_rows(m, t.rows());
+    switch (a.cache_type) {
+        case CacheType::float32: attend_spans<CodecF32>(a, s, t, partial, m); break;
+        case CacheType::bfloat16: attend_spans<CodecBF16>(a, s, t, partial, m); break;
+        case CacheType::fp8_e4m3: attend_spans<CodecFP8>(a, s, t, partial, m); break;
+        case CacheType::int8: attend_spans<CodecI8>(a, s, t, partial, m); break;
+    }
+    if (!partial) write_tile(a, s, t, m);
+}
+
+inline void merge(const AttentionArgs& a, const AttentionStep& s, const AttentionTile& t, const float* partial, float* scratch) {
+    Scratch m;
+    const std::int64_t rows = t.rows(), each = partial_floats(rows, s.head_dim);
+    lay_out(s, rows, scratch, m);
+    clear_rows(m, rows);
+    for (std::int64_t i = 0; i < t.span_end - t.span_begin; ++i) {
+        const float* part = partial + i * each;
+        for (std::int64_t r = 0; r < rows; ++r) {
+            merge_row(m.all_sums + r * m.width, m.all_tops[r], m.all_totals[r], part + r * s.head_dim, part[rows * s.head_dim + r],
+                      part[rows * (s.head_dim + 1) + r], s.head_dim);
+        }
+    }
+    write_tile(a, s, t, m);
 }
 
 }  // namespace canter::CANTER_ISA
+
+namespace canter {
+
+const AttentionKernels CANTER_TABLE = {CANTER_ISA::write_kv, CANTER_ISA::scratch_size, CANTER_ISA::attend, CANTER_ISA::merge};
+
+}  // namespace canter

@@ -4,9 +4,11 @@ namespace canter {
 namespace {
 
 #if defined(CANTER_X86)
-constexpr const KernelTable* kTables[kNumIsas] = {&kScalarKernels, &kAvx2Kernels, &kAvx512Kernels, nullptr, nullptr};
+constexpr const KernelTable* kTables[kNumIsas] = {&kScalarKernels, &kAvx2Kernels, &kAvx512Kernels};
+#elif defined(CANTER_ARM)
+constexpr const KernelTable* kTables[kNumIsas] = {&kScalarKernels, nullptr, nullptr, nullptr, nullptr, &kNeonKernels};
 #else
-constexpr const KernelTable* kTables[kNumIsas] = {&kScalarKernels, nullptr, nullptr, nullptr, nullptr};
+constexpr const KernelTable* kTables[kNumIsas] = {&kScalarKernels};
 #endif
 
 }  // namespace

@@ -1,11 +1,8 @@
-// The x86 intrinsics. Where CANTER_SIMDE is defined, those that the machine lacks are emulated: for trying kernels out on
-// machines that can't run them.
+// The x86 intrinsics. With CANTER_SIMDE those of AVX-512 are emulated, so that its kernels run on machines with AVX2.
 #pragma once
 
 #if defined(CANTER_SIMDE)
-#define SIMDE_ENABLE_NATIVE_ALIASES
-#include <immintrin.h>
-#include <simde/x86/avx512.h>
+#include "isa/emulated_avx512.h"
 #else
 #include <immintrin.h>
 #endif

@@ -1,5 +1,6 @@
 #include "isa/isa.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <stdexcept>
@@ -7,10 +8,12 @@
 namespace canter {
 namespace {
 
-constexpr const char* kNames[kNumIsas] = {"scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16"};
+constexpr const char* kNames[kNumIsas] = {"scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "neon"};
 
 Isa best_supported() {
-#if defined(CANTER_X86)
+#if defined(CANTER_SIMDE)
+    return Isa::avx512_bf16;
+#elif defined(CANTER_X86)
     __builtin_cpu_init();
     if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))) return Isa::scalar;
     if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
@@ -19,6 +22,8 @@ Isa best_supported() {
     }
     if (!__builtin_cpu_supports("avx512vnni")) return Isa::avx512;
     return __builtin_cpu_supports("avx512bf16") ? Isa::avx512_bf16 : Isa::avx512_vnni;
+#elif defined(CANTER_ARM)
+    return Isa::neon;
 #else
     return Isa::scalar;
 #endif
@@ -30,14 +35,18 @@ std::atomic<int> current{-1};
 
 const char* isa_name(Isa isa) { return kNames[static_cast<int>(isa)]; }
 
-std::vector<std::string> supported_isas() { return {kNames, kNames + static_cast<int>(best_supported()) + 1}; }
+std::vector<std::string> supported_isas() {
+    if (best_supported() == Isa::neon) return {isa_name(Isa::scalar), isa_name(Isa::neon)};
+    return {kNames, kNames + static_cast<int>(best_supported()) + 1};
+}
 
 void set_isa(const std::string& name) {
-    const int best = static_cast<int>(best_supported());
+    const std::vector<std::string> supported = supported_isas();
     std::string known;
     for (int i = 0; i < kNumIsas; ++i) {
         if (name == kNames[i]) {
-            current.store(i < best ? i : best);
+            const bool has = std::find(supported.begin(), supported.end(), name) != supported.end();
+            current.store(has ? i : static_cast<int>(best_supported()));
             return;
         }
         known += (i ? ", " : "") + std::string(kNames[i]);
@@ -49,7 +58,7 @@ Isa active_isa() {
     int isa = current.load(std::memory_order_relaxed);
     if (isa < 0) {
         const char* wanted = std::getenv("CANTER_ISA");
-        set_isa(wanted && *wanted ? wanted : kNames[kNumIsas - 1]);
+        set_isa(wanted && *wanted ? wanted : isa_name(best_supported()));
         isa = current.load();
     }
     return static_cast<Isa>(isa);

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "activation/activation.h"
-#include "attention/attention.h"
 #include "embedding/embedding.h"
 #include "gemm/linear.h"
 #include "norm/norm.h"
@@ -22,8 +21,6 @@ struct KernelTable {
     void (*gated)(const GatedArgs&, std::int64_t begin, std::int64_t end);
     void (*softcap)(const SoftcapArgs&, std::int64_t begin, std::int64_t end);
     void (*rotary)(const RotaryArgs&, std::int64_t begin, std::int64_t end);
-    void (*write_kv)(const WriteKVArgs&, std::int64_t begin, std::int64_t end);
-    void (*attention)(const AttentionArgs&, const AttentionTile&, float* scratch);
     void (*dequantize)(const DequantizeArgs&, std::int64_t begin, std::int64_t end);
 };
 
@@ -32,6 +29,8 @@ extern const KernelTable kScalarKernels;
 #if defined(CANTER_X86)
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
+#elif defined(CANTER_ARM)
+extern const KernelTable kNeonKernels;
 #endif
 
 }  // namespace canter

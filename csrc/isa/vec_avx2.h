@@ -1,7 +1,7 @@
 // Eight lanes: AVX2 with FMA.
 #pragma once
 
-#include <immintrin.h>
+#include "isa/intrinsics.h"
 
 #include <cstdint>
 #include <cstring>

@@ -1,11 +1,10 @@
 // Sixteen lanes: AVX-512 F, BW, VL, DQ.
 #pragma once
 
-#include <immintrin.h>
-
 #include <cstdint>
 
 #include "common.h"
+#include "isa/intrinsics.h"
 
 namespace canter::avx512 {
 

@@ -16,6 +16,11 @@ inline void store_some(T* p, Reg v, std::int64_t count) {
     else Vec::store_tail(p, v, static_cast<int>(count));
 }
 
+template <class S, class D>
+inline void copy_converted(const S* source, D* out, std::int64_t count) {
+    for (std::int64_t i = 0; i < count; i += Vec::width) store_some(out + i, load_some(source + i, count - i), count - i);
+}
+
 // Round to T and back: what a store and a load would leave.
 template <class T>
 inline Reg round_to(Reg v) {
@@ -65,6 +70,11 @@ inline Reg tanh(Reg x) {
     p = Vec::fma(p, s, Vec::set1(-1.0f / 3));
     const Reg small = Vec::fma(Vec::mul(p, s), x, x);
     return Vec::select_greater(Vec::set1(0.25f), Vec::abs(x), small, large);
+}
+
+inline Reg cap_scores(Reg x, float cap) {
+    const Reg c = Vec::set1(cap);
+    return Vec::mul(tanh(Vec::div(x, c)), c);
 }
 
 }  // namespace canter::CANTER_ISA

@@ -49,7 +49,7 @@ template <class T, class W>
 inline void rms_norm_rows(const NormArgs& a, std::int64_t begin, std::int64_t end) {
     for (std::int64_t r = begin; r < end; ++r) {
         const std::int64_t at = r * a.width;
-        const T* x = static_cast<const T*>(a.x) + at;
+        const T* x = static_cast<const T*>(a.x) + r / a.group * a.x_stride + r % a.group * a.width;
         if (a.residual) {
             T* total = static_cast<T*>(a.total) + at;
             add_rows(x, static_cast<const T*>(a.residual) + at, total, a.width);

@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <cstdlib>
 #include <fstream>
-#include <limits>
 #include <mutex>
 #include <new>
 #include <stdexcept>
@@ -28,11 +28,14 @@ inline void pause_cpu() {
 #endif
 }
 
-// About 50 microseconds: longer than Python needs between two ops, short enough to leave the processor to others.
-constexpr int kSpins = 2000;
+// How long a worker looks out for the next region before it sleeps: longer than a program needs between two regions, short
+// enough to leave the processor to others.
+constexpr std::chrono::microseconds kSpin{50};
+constexpr int kPausesPerLook = 32;  // between two looks at the clock
 
-// A region is published as a ticket: generation in the high half, next unclaimed index in the low half. Claiming is a
-// compare-and-swap on the ticket, so a thread that wakes late can't claim from a region it did not read.
+// A region is published as a ticket: | generation | number of tasks | next unclaimed task |. One addition claims a task and
+// tells which region it is of and whether there is such a task, so a thread that comes late can take nothing by mistake: a
+// valid claim keeps its region open, and with it the fields that describe the region.
 class ThreadPool {
 public:
     explicit ThreadPool(int threads) : num_threads_(threads) {}
@@ -40,22 +43,30 @@ public:
     int threads() const { return num_threads_; }
 
     void run(std::int64_t count, Task task, const void* context) {
-        std::unique_lock<std::mutex> region(region_, std::try_to_lock);
-        if (count <= 1 || num_threads_ == 1 || !region.owns_lock() || count >= kClosed) {
+        if (count <= 1 || num_threads_ == 1 || busy_.exchange(true, std::memory_order_acquire)) {
             for (std::int64_t i = 0; i < count; ++i) task(context, i);
             return;
         }
-        start();
-        const std::uint64_t generation = publish(static_cast<std::uint32_t>(count), task, context);
-        drain(generation);
-        for (int spins = 0; done_.load(std::memory_order_acquire) < count; ++spins) {
-            if (spins < kSpins) pause_cpu();
-            else std::this_thread::yield();
+        if (!stopping_.load()) start();
+        if (count <= kMaxTasks) {
+            run_region(static_cast<std::uint64_t>(count), task, context);
+        } else {
+            struct Chunks {
+                std::int64_t count, each;
+                Task task;
+                const void* context;
+            } const chunks{count, (count + kMaxTasks - 1) / kMaxTasks, task, context};
+            const Task run_chunk = [](const void* given, std::int64_t index) {
+                const Chunks& c = *static_cast<const Chunks*>(given);
+                for (std::int64_t i = index * c.each; i < std::min(c.count, (index + 1) * c.each); ++i) c.task(c.context, i);
+            };
+            run_region(static_cast<std::uint64_t>((count + chunks.each - 1) / chunks.each), run_chunk, &chunks);
         }
+        busy_.store(false, std::memory_order_release);
     }
 
     void stop() {
-        const std::lock_guard<std::mutex> region(region_);
+        while (busy_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
         {
             const std::lock_guard<std::mutex> lock(sleep_);
             stopping_.store(true);
@@ -63,80 +74,88 @@ public:
         wake_.notify_all();
         for (auto& worker : workers_) worker.join();
         workers_.clear();
+        busy_.store(false, std::memory_order_release);
     }
 
 private:
-    static constexpr std::uint32_t kClosed = std::numeric_limits<std::uint32_t>::max();
+    static constexpr int kTaskBits = 20, kCountShift = kTaskBits, kGenerationShift = 2 * kTaskBits;
+    static constexpr std::uint64_t kTaskMask = (std::uint64_t{1} << kTaskBits) - 1;
+    // Threads that find nothing left still count the next task up: it must not run into the number of tasks.
+    static constexpr std::int64_t kMaxTasks = std::int64_t{1} << (kTaskBits - 1);
 
     void start() {
         while (static_cast<int>(workers_.size()) < num_threads_ - 1) workers_.emplace_back([this] { work(); });
     }
 
-    std::uint64_t publish(std::uint32_t count, Task task, const void* context) {
-        const std::uint64_t previous = ticket_.load(std::memory_order_relaxed) >> 32;
-        // Closed first: between the old region and the new fields no ticket may be claimed.
-        ticket_.store(((previous + 1) << 32) | kClosed);
-        count_.store(count, std::memory_order_release);
-        task_.store(task, std::memory_order_release);
-        context_.store(context, std::memory_order_release);
+    void run_region(std::uint64_t count, Task task, const void* context) {
+        // The region before is done, so nobody reads these: only a valid claim does.
+        task_.store(task, std::memory_order_relaxed);
+        context_.store(context, std::memory_order_relaxed);
         done_.store(0, std::memory_order_relaxed);
-        const std::uint64_t generation = (previous + 2) & 0xffffffffu;
-        ticket_.store(generation << 32);
+        const std::uint64_t generation = (ticket_.load(std::memory_order_relaxed) >> kGenerationShift) + 1;
+        ticket_.store(generation << kGenerationShift | count << kCountShift);  // before the look at the sleepers
         if (sleepers_.load() > 0) {
             { const std::lock_guard<std::mutex> lock(sleep_); }
             wake_.notify_all();
         }
-        return generation;
-    }
-
-    void drain(std::uint64_t generation) {
-        for (;;) {
-            std::uint64_t ticket = ticket_.load(std::memory_order_acquire);
-            if (ticket >> 32 != generation) return;
-            const auto index = static_cast<std::uint32_t>(ticket);
-            if (index >= count_.load(std::memory_order_acquire)) return;
-            const Task task = task_.load(std::memory_order_acquire);
-            const void* const context = context_.load(std::memory_order_acquire);
-            if (!ticket_.compare_exchange_weak(ticket, ticket + 1)) continue;
-            task(context, index);
-            done_.fetch_add(1, std::memory_order_release);
+        drain();
+        for (int pauses = 0; done_.load(std::memory_order_acquire) < count; ++pauses) {
+            if (pauses < kPausesPerLook * kPausesPerLook) pause_cpu();
+            else std::this_thread::yield();  // whoever has the last task may need this processor
         }
     }
+
+    // Run tasks until none is left. Returns the generation that had none.
+    std::uint64_t drain() {
+        for (std::uint64_t finished = 0;; ++finished) {
+            const std::uint64_t ticket = ticket_.fetch_add(1, std::memory_order_acq_rel);
+            if ((ticket & kTaskMask) >= (ticket >> kCountShift & kTaskMask)) {
+                // All at once: a region can't end in between, for the tasks that are not counted yet keep it open.
+                if (finished > 0) done_.fetch_add(finished, std::memory_order_release);
+                return ticket >> kGenerationShift;
+            }
+            task_.load(std::memory_order_relaxed)(context_.load(std::memory_order_relaxed), static_cast<std::int64_t>(ticket & kTaskMask));
+        }
+    }
+
+    std::uint64_t generation() const { return ticket_.load(std::memory_order_acquire) >> kGenerationShift; }
 
     void work() {
         std::uint64_t seen = 0;
-        for (int spins = 0; !stopping_.load(std::memory_order_relaxed);) {
-            const std::uint64_t generation = ticket_.load(std::memory_order_acquire) >> 32;
-            if (generation != seen) {
-                seen = generation;
-                drain(generation);
-                spins = 0;
-            } else if (++spins < kSpins) {
-                pause_cpu();
-            } else {
-                sleep_until_changed(seen);
-                spins = 0;
-            }
+        while (!stopping_.load(std::memory_order_relaxed)) {
+            if (generation() != seen) seen = drain();
+            else if (!spin_until_changed(seen)) sleep_until_changed(seen);
         }
+    }
+
+    // Whether a new region came, or the pool's end, before the time was up.
+    bool spin_until_changed(std::uint64_t seen) const {
+        const auto end = std::chrono::steady_clock::now() + kSpin;
+        do {
+            for (int i = 0; i < kPausesPerLook; ++i) {
+                if (generation() != seen || stopping_.load(std::memory_order_relaxed)) return true;
+                pause_cpu();
+            }
+        } while (std::chrono::steady_clock::now() < end);
+        return false;
     }
 
     void sleep_until_changed(std::uint64_t seen) {
         std::unique_lock<std::mutex> lock(sleep_);
         sleepers_.fetch_add(1);
-        wake_.wait(lock, [&] { return stopping_.load() || ticket_.load() >> 32 != seen; });
+        wake_.wait(lock, [&] { return stopping_.load() || ticket_.load() >> kGenerationShift != seen; });
         sleepers_.fetch_sub(1);
     }
 
     const int num_threads_;
-    std::mutex region_;
     std::vector<std::thread> workers_;
     alignas(64) std::atomic<std::uint64_t> ticket_{0};
-    alignas(64) std::atomic<std::int64_t> done_{0};
-    alignas(64) std::atomic<std::uint32_t> count_{0};
-    std::atomic<Task> task_{nullptr};
+    alignas(64) std::atomic<std::uint64_t> done_{0};
+    alignas(64) std::atomic<Task> task_{nullptr};
     std::atomic<const void*> context_{nullptr};
     std::atomic<int> sleepers_{0};
     std::atomic<bool> stopping_{false};
+    alignas(64) std::atomic<bool> busy_{false};
     std::mutex sleep_;
     std::condition_variable wake_;
 };
@@ -221,7 +240,7 @@ void set_num_threads(int count) {
     ThreadPool& old = pool();
     const std::lock_guard<std::mutex> lock(pool_mutex);
     if (old.threads() == count) return;
-    // The old pool stays allocated: a thread that just fetched it may still run a region there, by itself or with new workers.
+    // The old pool stays allocated: a thread that just fetched it may still run a region there, by itself.
     pool_pointer.store(new ThreadPool(count));
     old.stop();
 }

@@ -1,7 +1,42 @@
 #include "bind.h"
 
-namespace canter {
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
-void bind_program(nanobind::module_&) {}
+#include "program/instructions.h"
+#include "program/program.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace canter {
+namespace {
+
+Frame frame_of(Address arena, std::int64_t rows, const std::vector<std::int64_t>& slots) { return {at<char>(arena), rows, slots.data()}; }
+
+void run(const Program& program, Address arena, std::int64_t rows, const std::vector<std::int64_t>& slots) {
+    program.run(frame_of(arena, rows, slots));
+}
+
+std::vector<double> time_instructions(const Program& program, Address arena, std::int64_t rows, const std::vector<std::int64_t>& slots) {
+    return program.time(frame_of(arena, rows, slots));
+}
+
+}  // namespace
+
+void bind_program(nb::module_& m) {
+    nb::class_<Operand>(m, "Operand")
+        .def_static("constant", [](Address address) { return Operand{Operand::Kind::constant, static_cast<std::int64_t>(address), 0}; }, "address"_a)
+        .def_static(
+            "arena", [](std::int64_t start, std::int64_t offset) { return Operand{Operand::Kind::arena, start, offset}; }, "start"_a, "offset"_a)
+        .def_static("slot", [](std::int64_t index) { return Operand{Operand::Kind::slot, index, 0}; }, "index"_a);
+    nb::class_<Program> program(m, "Program");
+    program.def(nb::init<>())
+        .def("run", &run, Released(), "arena"_a, "rows"_a, "slots"_a)
+        .def("time", &time_instructions, Released(), "arena"_a, "rows"_a, "slots"_a)
+        .def("names", &Program::names);
+    bind_dense_instructions(program);
+    bind_attention_instructions(program);
+}
 
 }  // namespace canter

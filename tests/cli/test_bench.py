@@ -219,3 +219,24 @@ def test_eviction_asks_for_whole_files(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     path.write_bytes(b"x" * 5000)
     assert startup.evict([path, path]) == (10000 if hasattr(os, "posix_fadvise") else 0)
+
+
+@pytest.mark.parametrize(("begin", "count", "window"), [(0, 5, 0), (3, 5, 4), (10, 3, 4), (0, 9, 4), (2, 0, 0)])
+def test_pairs_of_attention(begin: int, count: int, window: int) -> None:
+    assert limits._pairs(begin, count, window) == sum(min(begin + i + 1, window or begin + i + 1) for i in range(count))
+
+
+def test_least_times_follow_from_operations_and_bytes() -> None:
+    cost = limits.ModelCost(step_bytes=1000, token_operations=100, output_operations=10, pair_operations={0: 1}, pair_bytes={0: 2, 4: 1})
+    work = limits.Work(requests=2, shared=3, own=2, out=3)
+    pairs = 6 + 2 * (4 + 5)
+    assert cost.prefill_operations(work) == 7 * 100 + pairs + 2 * 10
+    assert cost.decode_operations(work) == 2 * (2 * 110 + 6 + 7)
+    # Two steps, of 3 and 4 own tokens: all of them and the shared ones; in the window of 4, one and none of the shared ones.
+    assert cost.decode_bytes(work) == 2 * 1000 + 2 * (2 * 3 + 3 + 2 * 4 + 3) + (2 * 3 + 1 + 2 * 4)
+    limit = Limit(read_bandwidth=1000, step_bytes=1000, peak=100, cost=cost)
+    assert limit.prefill_seconds(work) == pytest.approx(cost.prefill_operations(work) / 100)
+    assert limit.decode_seconds(work) == pytest.approx(cost.decode_operations(work) / 100)
+    assert LIMIT.decode_seconds(work) == pytest.approx(0.02) and LIMIT.prefill_seconds(work) == pytest.approx(0.01)
+    machine = limits.Machine(1.0, {"float32": 5.0, "int8": 9.0})
+    assert machine.peak_for("int8") == 9.0 and machine.peak_for("bfloat16") == 5.0

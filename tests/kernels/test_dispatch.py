@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from canter.core.errors import ConfigError
 from canter.kernels import bind, bindings
 from canter.kernels.native import attention, dense
-from canter.kernels.ops import OPS, implementations, register_impl
+from canter.kernels.ops import OPS, Kernel, implementations, register_impl
 from canter.kernels.reference import linear as reference
 
 
@@ -17,14 +19,19 @@ def test_every_op_has_a_native_implementation_and_a_reference() -> None:
         assert [impl.provider for impl in implementations(name)] == ["native", "reference"]
 
 
+def bound(*args: Any, **facts: Any) -> Kernel:
+    """The implementation behind what `bind` returns."""
+    return bind(*args, **facts).__wrapped__  # type: ignore[attr-defined, no-any-return]
+
+
 def test_the_best_that_serves_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CANTER_KERNELS", raising=False)
-    assert bind("linear", "cpu", torch.float32) is dense.linear
-    assert bind("linear", "cpu", torch.bfloat16, weight_dtype=torch.float32) is dense.linear
-    assert bind("linear", "cpu", torch.float16) is reference.linear
-    assert bind("linear", "cuda", torch.float32) is reference.linear
-    assert bind("paged_attention", "cpu", torch.float32, cache_dtype=torch.bfloat16) is attention.paged_attention
-    assert bind("paged_attention", "cpu", torch.float32, cache_dtype=torch.float16) is OPS["paged_attention"].reference
+    assert bound("linear", "cpu", torch.float32) is dense.linear
+    assert bound("linear", "cpu", torch.bfloat16, weight_dtype=torch.float32) is dense.linear
+    assert bound("linear", "cpu", torch.float16) is reference.linear
+    assert bound("linear", "cuda", torch.float32) is reference.linear
+    assert bound("paged_attention", "cpu", torch.float32, cache_dtype=torch.bfloat16) is attention.paged_attention
+    assert bound("paged_attention", "cpu", torch.float32, cache_dtype=torch.float16) is OPS["paged_attention"].reference
 
 
 def test_choices_are_listed_once_with_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +45,7 @@ def test_choices_are_listed_once_with_reasons(monkeypatch: pytest.MonkeyPatch) -
 
 def test_environment_forces_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CANTER_KERNELS", "reference")
-    assert bind("linear", "cpu", torch.float32) is reference.linear
+    assert bound("linear", "cpu", torch.float32) is reference.linear
     assert bindings()[-1].reason == "not native: CANTER_KERNELS=reference"
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from canter.kernels import native
-from canter.kernels.inputs import attention_case
+from canter.kernels.attention_plan import plan_attention
+from canter.kernels.inputs import CACHE_DTYPES, attention_case, empty_cache
 from canter.kernels.native import attention, dense
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -94,23 +95,40 @@ def history(
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, chunks: list[int], block_size: int, window: int = 0, softcap: float = 0.0, beside: int = 0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chunks: list[int],
+    block_size: int,
+    window: int = 0,
+    softcap: float = 0.0,
+    beside: int = 0,
+    cache_dtype: torch.dtype | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of a request computed in chunks, its blocks scattered, `beside` other requests in the batch."""
+    """Attention of a request computed in chunks, its blocks scattered, `beside` other requests in the batch.
+
+    Keys and values are written before all of them are used, as chunks of a later step would find them, and what the chunk may
+    not see is NaN where the type has one.
+    """
     length, k_heads, head_dim = k.shape
     num_blocks = -(-length // block_size)
-    caches = [torch.full((num_blocks + 4, k_heads, block_size, head_dim), float("nan"), dtype=k.dtype) for _ in range(2)]
+    caches = empty_cache(cache_dtype or k.dtype, num_blocks + 4, k_heads, block_size, head_dim, float("nan"))
     blocks = (torch.randperm(num_blocks + 3, generator=rng(block_size))[:num_blocks] + 1).int()
     slots = blocks.long().repeat_interleave(block_size)[:length] * block_size + torch.arange(length) % block_size
-    attention.write_kv(k, v, *caches, slots)
     done, outputs = 0, []
     for chunk in chunks:
-        others = [min(3 + 5 * i, length) for i in range(beside)]
-        queries = torch.cat([q[:1].expand(beside, -1, -1), q[done : done + chunk]])
+        now = slice(done, done + chunk)
+        attention.write_kv(k[now], v[now], *caches[:2], slots[now], *caches[2:])
+        others = [min(3 + 5 * i, done + chunk) for i in range(beside)]
+        queries = torch.cat([q[:1].expand(beside, -1, -1), q[now]])
         starts = torch.tensor([*range(beside), beside, beside + chunk], dtype=torch.int32)
         lengths = torch.tensor([*others, done + chunk], dtype=torch.int32)
         table = blocks.expand(beside + 1, -1).contiguous()
-        out = attention.paged_attention(queries, *caches, table, starts, lengths, head_dim**-0.5, window, softcap)
+        requests = table, starts, lengths
+        plan = plan_attention(*requests)
+        for _ in range(2):  # as the next layer of the group
+            out = attention.paged_attention(queries, *caches[:2], *requests, head_dim**-0.5, window, softcap, sinks, *caches[2:], plan)
         outputs.append(out[beside:])
         done += chunk
     return torch.cat(outputs)
@@ -132,6 +150,42 @@ def test_attention_in_chunks_has_the_bits_of_token_by_token(
     assert same_bits(attend(*qkv, [40, 43], 16, window, softcap, beside=9), alone)
 
 
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES, ids=str)
+@pytest.mark.parametrize("heads,head_dim,window", (((14, 2), 64, 0), ((3, 1), 36, 300), ((8, 8), 32, 100)))
+@pytest.mark.usefixtures("restored_threads")
+def test_attention_over_several_spans(heads: tuple[int, int], head_dim: int, window: int, cache_dtype: torch.dtype) -> None:
+    """Contexts longer than a span: cut into chunks, token by token at the end, beside others, on any number of threads."""
+    length = 600
+    qkv = history(rng(), torch.float32, length, heads, head_dim)
+    sinks = torch.randn(heads[0], generator=rng(5))
+    native.set_num_threads(1)
+    whole = attend(*qkv, [length], 16, window, cache_dtype=cache_dtype, sinks=sinks)
+    assert bool(whole.isfinite().all())
+    for threads in (1, 2, 5):
+        native.set_num_threads(threads)
+        for chunks, block_size, beside in (
+            ([length], 16, 0),
+            ([250, 17, 300, 30, 1, 1, 1], 16, 0),
+            ([300, 1, 299], 24, 3),
+            ([511, 1, 88], 5, 0),
+        ):
+            found = attend(*qkv, chunks, block_size, window, beside=beside, cache_dtype=cache_dtype, sinks=sinks)
+            assert same_bits(found, whole), (threads, chunks)
+
+
+@pytest.mark.usefixtures("restored_threads")
+def test_a_long_context_alone_on_many_threads() -> None:
+    """One token's spans are spread over the threads, and merged in order."""
+    case = attention_case(rng(2), torch.float32, heads=(14, 2), requests=((1, 5000),))
+    native.set_num_threads(1)
+    expected = attention.paged_attention(*case)
+    for threads in (2, 3, 8):
+        native.set_num_threads(threads)
+        plan = plan_attention(*case[3:6])
+        for _ in range(3):
+            assert same_bits(attention.paged_attention(*case, plan), expected)
+
+
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_attention_random_chunks(data: st.DataObject) -> None:
@@ -144,5 +198,6 @@ def test_attention_random_chunks(data: st.DataObject) -> None:
         chunks.append(data.draw(st.integers(1, left)))
         left -= chunks[-1]
     block_size = data.draw(st.integers(1, 40))
-    found = attend(*qkv, chunks, block_size, window, beside=data.draw(st.integers(0, 3)))
-    assert same_bits(found, attend(*qkv, [length], 16, window))
+    cache_dtype = data.draw(st.sampled_from(CACHE_DTYPES if head_dim % 4 == 0 else (torch.float32,)))
+    found = attend(*qkv, chunks, block_size, window, beside=data.draw(st.integers(0, 3)), cache_dtype=cache_dtype)
+    assert same_bits(found, attend(*qkv, [length], 16, window, cache_dtype=cache_dtype))

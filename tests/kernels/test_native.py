@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from canter.kernels import native
-from canter.kernels.inputs import attention_case
+from canter.kernels.inputs import attention_case, empty_cache
 from canter.kernels.native import attention, dense
 from canter.kernels.reference import attention as reference
 
@@ -49,14 +49,14 @@ def test_in_place_ops_refuse_scattered_heads() -> None:
     scattered = torch.zeros(2, 4, 3).transpose(1, 2)
     with pytest.raises(ValueError, match="in one run"):
         attention.rotary(scattered, torch.zeros(2, 1, 4), torch.tensor([0, 1]), torch.zeros(5, 4), 4)
-    caches = [torch.zeros(3, 4, 2, 8).transpose(1, 2) for _ in range(2)]
+    caches = torch.zeros(3, 8, 2, 4, 1).transpose(1, 2), torch.zeros(3, 2, 4, 8)
     with pytest.raises(ValueError, match="in one run"):
         attention.write_kv(torch.zeros(1, 2, 8), torch.zeros(1, 2, 8), *caches, torch.tensor([0]))
 
 
 @pytest.mark.parametrize("slot", (-2, 12))
 def test_slots_out_of_range(slot: int) -> None:
-    caches = [torch.zeros(3, 2, 4, 8) for _ in range(2)]
+    caches = torch.zeros(3, 2, 8, 4, 1), torch.zeros(3, 2, 4, 8)
     with pytest.raises(IndexError, match=r"-1 or in \[0, 12\)"):
         attention.write_kv(torch.zeros(1, 2, 8), torch.zeros(1, 2, 8), *caches, torch.tensor([slot]))
 
@@ -90,9 +90,9 @@ def test_positions_beyond_the_table() -> None:
 @pytest.mark.usefixtures("isa")
 def test_sharp_scores_choose_one_key() -> None:
     """Scores far beyond the range of exp: the softmax is a choice, and nothing overflows."""
-    q, k_cache, v_cache, table, starts, lengths, scale, window, softcap = attention_case(rng(), torch.float32, requests=((40, 40),))
-    out = attention.paged_attention(q * 1e6, k_cache, v_cache, table, starts, lengths, scale, window, softcap)
-    expected = reference.paged_attention(q * 1e6, k_cache, v_cache, table, starts, lengths, scale, window, softcap)
+    q, *others = attention_case(rng(), torch.float32, requests=((40, 40),))
+    out = attention.paged_attention(q * 1e6, *others)
+    expected = reference.paged_attention(q * 1e6, *others)
     assert bool(out.isfinite().all())
     torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-3)
 
@@ -103,11 +103,11 @@ def test_bfloat16_rounds_to_nearest_even() -> None:
     halfway = (torch.arange(-(1 << 15), 1 << 15, 7, dtype=torch.int32) << 16) + (1 << 15)
     values = torch.cat((patterns, halfway, halfway - 1, halfway + 1)).view(torch.float32)
     values = values[: len(values) // 4 * 4]
-    caches = [torch.zeros(len(values) // 4, 1, 1, 4, dtype=torch.bfloat16) for _ in range(2)]
+    keys, stored, *_ = empty_cache(torch.bfloat16, len(values) // 4, 1, 1, 4)
     rows = values.view(-1, 1, 4)
-    attention.write_kv(rows, rows, *caches, torch.arange(len(rows)))
-    assert torch.equal(caches[0].view(-1).view(torch.int16)[~values.isnan()], values.bfloat16().view(torch.int16)[~values.isnan()])
-    assert bool(caches[0].view(-1)[values.isnan()].isnan().all())
+    attention.write_kv(rows, rows, keys, stored, torch.arange(len(rows)))
+    assert torch.equal(stored.view(-1).view(torch.int16)[~values.isnan()], values.bfloat16().view(torch.int16)[~values.isnan()])
+    assert bool(stored.view(-1)[values.isnan()].isnan().all())
 
 
 @pytest.mark.usefixtures("isa")

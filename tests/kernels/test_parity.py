@@ -30,7 +30,7 @@ def outputs(impl: Impl, args: Case) -> list[torch.Tensor]:
     given = copy(args)
     result = impl.fn(*given)
     returned = [] if result is None else list(result) if isinstance(result, tuple) else [result]
-    return returned + [given[i] for i in OPS[impl.op].mutates]
+    return returned + [given[i] for i in OPS[impl.op].mutates if given[i] is not None]
 
 
 def native_impl(op: str) -> Impl:

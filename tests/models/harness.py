@@ -15,6 +15,7 @@ from torch import Tensor
 from canter.core.state_specs import StateLayout, plan_layout
 from canter.layers.context import GroupContext, StepContext
 from canter.models.loader import LoadedModel
+from canter.runner.graphs import EagerSteps, StepProgram, Steps
 
 GARBAGE = 1e4
 """Finite, so that it can't hide behind a NaN check, and large, so that it shows in every logit that it reaches."""
@@ -31,9 +32,9 @@ class Request:
 
 
 class Harness:
-    """Caches for one model, and steps over requests of the caller's making."""
+    """Caches for one model, and steps over requests of the caller's making, eagerly or `recorded`."""
 
-    def __init__(self, loaded: LoadedModel, block_size: int, num_blocks: int = 400, seed: int = 0) -> None:
+    def __init__(self, loaded: LoadedModel, block_size: int, num_blocks: int = 400, seed: int = 0, recorded: bool = False) -> None:
         self.model, self.block_size = loaded.model, block_size
         specs = loaded.state_specs(block_size)
         self.layout: StateLayout = plan_layout(specs)
@@ -49,7 +50,10 @@ class Harness:
         self._storage = storage
         slots = self.layout.slot_of_layer()
         self._group_of_layer = [slots[layer][0] for layer in range(len(specs))]
-        self._caches = [storage[slots[layer][1]][slots[layer][2]] for layer in range(len(specs))]
+        self.caches = [storage[slots[layer][1]][slots[layer][2]] for layer in range(len(specs))]
+        self.steps: Steps = EagerSteps(self.model, "")
+        if recorded:
+            self.steps = StepProgram(self.model, self.caches, self._group_of_layer)
 
     def request(self, token_ids: Sequence[int]) -> Request:
         return Request(list(token_ids), [[] for _ in self.layout.groups])
@@ -66,11 +70,11 @@ class Harness:
             num_reqs=len(work),
             groups=[self._group_context(g, work) for g in range(len(self.layout.groups))],
             group_of_layer=self._group_of_layer,
-            caches=self._caches,
+            caches=self.caches,
         )
         token_ids = torch.tensor([t for r, n in work for t in r.token_ids[r.num_computed : r.num_computed + n]])
         with torch.inference_mode():
-            logits = self.model.logits(self.model.forward(token_ids, ctx))
+            logits = self.steps.logits(self.steps.forward(token_ids, ctx), torch.arange(len(token_ids))).clone()
         assert logits.dtype == torch.float32
         for (request, n), rows in zip(work, logits.split([n for _, n in work]), strict=True):
             request.logits.append(rows)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from canter.core.plan import DRAFT_ON_DEVICE, NewRow, ScheduledRow, SchedulePlan
@@ -7,10 +8,15 @@ from canter.core.sampling_params import SamplingParams
 from canter.device import CpuDevice
 from canter.runner.input_batch import InputBatch, build_input_batch
 from canter.runner.request_table import RequestTable
-from canter.runner.verify import accept_drafts, advance
+from canter.runner.verify import accept_drafts
 
 DEVICE = CpuDevice(1, asynchronous=False)
 BLOCK_SIZES = [4, 8]
+
+
+@pytest.fixture(autouse=True, params=["native", "reference"])
+def provider(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CANTER_KERNELS", request.param)
 
 
 def new_table(max_rows: int = 4, max_tokens: int = 64, drafts: int = 3) -> RequestTable:
@@ -27,7 +33,7 @@ def add(table: RequestTable, request_id: str, token_ids: list[int], computed: in
 
 
 def build(table: RequestTable, *rows: ScheduledRow) -> InputBatch:
-    return build_input_batch(SchedulePlan(1, list(rows)), table, BLOCK_SIZES, DEVICE)
+    return build_input_batch(SchedulePlan(1, list(rows)), table, BLOCK_SIZES)
 
 
 def test_mixed_rows_are_gathered() -> None:
@@ -77,8 +83,7 @@ def test_chunk_of_a_prompt_samples_nothing() -> None:
     add(table, "a", list(range(10)))
     batch = build(table, ScheduledRow("a", 4, 0))
     assert batch.num_logits_np.tolist() == [0]
-    accepted = accept_drafts(batch, torch.empty(0, dtype=torch.int64), DEVICE)
-    advance(table, batch, accepted, DEVICE)
+    accept_drafts(table, batch, torch.empty(0, dtype=torch.int64), DEVICE)
     assert table.num_computed[table.row_of["a"]] == 4
     assert table.total_len[table.row_of["a"]] == 10
 
@@ -91,9 +96,8 @@ def test_accepted_drafts_advance_the_table() -> None:
         table.total_len[row] = 11
         table.num_computed[row] = 10
     batch = build(table, ScheduledRow("a", 4, 10, draft_token_ids=(7, 8, 9)), ScheduledRow("b", 4, 2))
-    accepted = accept_drafts(batch, torch.tensor([7, 8, 77, 66, 44]), DEVICE)  # a: two drafts right, then 77; b: 44
+    accepted = accept_drafts(table, batch, torch.tensor([7, 8, 77, 66, 44]), DEVICE)  # a: two drafts right, then 77; b: 44
     assert accepted.num_sampled.tolist() == [3, 1]
-    advance(table, batch, accepted, DEVICE)
     assert table.all_token_ids[a, 10:14].tolist() == [55, 7, 8, 77]
     assert (table.total_len[a], table.num_computed[a]) == (14, 13), "one draft was rejected"
     assert (table.total_len[b], table.num_computed[b]) == (7, 6)
@@ -107,9 +111,8 @@ def test_rejecting_all_drafts_leaves_one_token() -> None:
     table = new_table()
     row = add(table, "a", list(range(5)), computed=4)
     batch = build(table, ScheduledRow("a", 3, 4, draft_token_ids=(7, 8)))
-    accepted = accept_drafts(batch, torch.tensor([1, 8, 9]), DEVICE)  # the second would match, but stands on a wrong first
+    accepted = accept_drafts(table, batch, torch.tensor([1, 8, 9]), DEVICE)  # the second would match, but stands on a wrong first
     assert accepted.num_sampled.tolist() == [1]
-    advance(table, batch, accepted, DEVICE)
     assert (int(table.total_len[row]), int(table.num_computed[row])) == (6, 5)
 
 

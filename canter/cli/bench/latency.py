@@ -8,7 +8,7 @@ from argparse import Namespace
 from tqdm.auto import tqdm
 
 from canter.cli.args import Parser, add_engine_flags, add_number, engine_args, flag_words
-from canter.cli.bench.limits import Limit, limit_of
+from canter.cli.bench.limits import Limit, Work, limit_of
 from canter.cli.bench.offline import load
 from canter.cli.bench.prompts import random_prompts
 from canter.cli.bench.report import Report, add_report_flags, summary
@@ -63,7 +63,9 @@ def make_report(namespace: Namespace, seconds: list[float], runs: list[list[Requ
     report.add("whole batch, median", whole, "s", "median_s")
     report.add("whole batch, p90", summary(seconds, (90,))["p90"], "s", "p90_s")
     report.add("last first token, median", ttft * 1000, "ms", "ttft_ms")
-    report.add("prefill", namespace.batch_size * namespace.input_len / ttft, "tokens/s", "prefill_tokens_s")
+    work = Work(namespace.batch_size, 0, namespace.input_len, namespace.output_len)
+    prompt = namespace.batch_size * namespace.input_len
+    report.add("prefill", prompt / ttft, "tokens/s", "prefill_tokens_s", limit.prefill_seconds(work) / ttft)
     if namespace.output_len > 1:
         steps = (namespace.output_len - 1) / max(whole - ttft, 1e-9)
         report.add("decode, each request", steps, "tokens/s", "decode_tokens_s_each", limit.fraction(steps))

@@ -59,6 +59,9 @@ class Report:
         self.data["limit"] = limit.as_json()
         size = f"{limit.step_bytes / 1e6:.0f} MB a step at {limit.read_bandwidth / 1e9:.1f} GB/s read"
         self.rows.append(["limit", number(limit.steps_per_second), "steps/s", size])
+        if limit.cost is not None and limit.peak:
+            operations = f"{limit.cost.token_operations / 1e6:,.0f} million operations at {limit.peak / 1e9:,.0f} GOP/s, and attention"
+            self.rows.append(["limit of prefill", number(limit.peak / limit.cost.token_operations), "tokens/s", operations])
 
     def finish(self, path: str | None) -> None:
         """Print the table, and write the file if one is asked for."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from argparse import Namespace
 
 from canter.cli.args import Parser, add_engine_flags, add_number, engine_args, flag_words
-from canter.cli.bench.limits import limit_of
+from canter.cli.bench.limits import Work, limit_of
 from canter.cli.bench.offline import load
 from canter.cli.bench.prompts import random_prompts
 from canter.cli.bench.report import Report, add_report_flags
@@ -49,7 +50,9 @@ def run(namespace: Namespace) -> int:
     generated = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
     report = Report("throughput", {"num_prompts": namespace.num_prompts, "seconds": seconds, "engine_flags": flag_words(arguments)})
     report.add("requests", namespace.num_prompts / seconds, "requests/s", "requests_s")
-    report.add("output", generated / seconds, "tokens/s", "output_tokens_s")
+    work = Work(namespace.num_prompts * namespace.n, 0, namespace.input_len, namespace.output_len)
+    least = limit.decode_seconds(work) + limit.prefill_seconds(dataclasses.replace(work, requests=namespace.num_prompts))
+    report.add("output", generated / seconds, "tokens/s", "output_tokens_s", least / seconds)
     report.add("prompt and output", (generated + namespace.num_prompts * namespace.input_len) / seconds, "tokens/s", "total_tokens_s")
     report.add("steps", steps / seconds, "steps/s", "steps_s", limit.fraction(steps / seconds))
     report.add("output a step", generated / max(steps, 1), "tokens", "tokens_per_step")

@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 
 from canter import _native
+from canter.kernels.attention_plan import AttentionPlan
 from canter.kernels.native.layout import contiguous, has_packed_blocks, has_packed_rows, packed_rows, require, type_code
+
+CACHE_TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.int8: 3}
+"""Types of cached keys and values that the compiled module knows."""
 
 
 def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, rot_dim: int) -> None:
@@ -26,22 +30,70 @@ def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, rot_dim: in
     _native.rotary(q.data_ptr(), k.data_ptr(), type_code("rotary", q), *strides, positions.data_ptr(), cos_sin.data_ptr(), *sizes)
 
 
-def _require_caches(op: str, k_cache: Tensor, v_cache: Tensor, heads: int, head_dim: int) -> None:
-    fits = k_cache.dim() == 4 and k_cache.shape == v_cache.shape and k_cache.dtype == v_cache.dtype
-    fits = fits and k_cache.shape[1] == heads and k_cache.shape[3] == head_dim and has_packed_blocks(k_cache) and has_packed_blocks(v_cache)
-    require(fits, op, f"caches [NB, {heads}, BS, {head_dim}] of one type, each block in one run", k_cache, v_cache)
+def cache_arguments(
+    op: str, k_cache: Tensor, v_cache: Tensor, heads: int, head_dim: int, k_scale: Tensor | None, v_scale: Tensor | None
+) -> tuple[int, ...]:
+    """What the compiled module needs to know of a layer's cache, after checking its layout."""
+    code = CACHE_TYPE_CODES.get(k_cache.dtype)
+    if code is None or k_cache.device.type != "cpu":
+        raise ValueError(
+            f"{op}: expected a float32, bfloat16, float8_e4m3fn or int8 cache on the CPU, got {k_cache.dtype} on {k_cache.device}."
+        )
+    size = k_cache.element_size()
+    lanes = 4 // size
+    fits = k_cache.dim() == 5 and v_cache.dim() == 4 and k_cache.dtype == v_cache.dtype and head_dim % lanes == 0
+    fits = fits and k_cache.shape[1:3] == (heads, head_dim // lanes) and k_cache.shape[4] == lanes
+    fits = fits and v_cache.shape == (k_cache.shape[0], heads, k_cache.shape[3], head_dim)
+    fits = fits and has_packed_blocks(k_cache) and has_packed_blocks(v_cache)
+    wanted = (
+        f"keys [NB, {heads}, {head_dim}/{lanes}, BS, {lanes}] and values [NB, {heads}, BS, {head_dim}] of one type, each block in one run"
+    )
+    require(fits, op, wanted, k_cache, v_cache)
+    scales = (0, 0, 0, 0)
+    if code == 3:
+        fits = k_scale is not None and v_scale is not None and k_scale.dtype == v_scale.dtype == torch.float32
+        fits = fits and k_scale.shape == v_scale.shape == v_cache.shape[:3] and has_packed_blocks(k_scale) and has_packed_blocks(v_scale)
+        require(fits, op, "float32 scales [NB, Hk, BS] for an int8 cache", k_scale, v_scale)
+        scales = (k_scale.data_ptr(), v_scale.data_ptr(), k_scale.stride(0), v_scale.stride(0))
+    return (k_cache.data_ptr(), v_cache.data_ptr(), code, k_cache.stride(0) * size, v_cache.stride(0) * size, *scales)
 
 
-def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+def write_kv(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
     """As the reference."""
     fits = k.dim() == 3 and k.shape == v.shape and k.dtype == v.dtype and slot_mapping.shape == (k.shape[0],)
     require(fits, "write_kv", "k and v [T, Hk, D] of one type and slot_mapping [T]", k, v, slot_mapping)
     rows, heads, head_dim = k.shape
-    _require_caches("write_kv", k_cache, v_cache, heads, head_dim)
+    caches = cache_arguments("write_kv", k_cache, v_cache, heads, head_dim, k_scale, v_scale)
     k, v, slots = packed_rows(k), packed_rows(v), contiguous(slot_mapping, torch.int64)
     new = k.data_ptr(), v.data_ptr(), type_code("write_kv", k), k.stride(0), v.stride(0)
-    caches = k_cache.data_ptr(), v_cache.data_ptr(), type_code("write_kv", k_cache), k_cache.stride(0), v_cache.stride(0)
-    _native.write_kv(*new, *caches, slots.data_ptr(), rows, heads, head_dim, k_cache.shape[0], k_cache.shape[2])
+    _native.write_kv(*new, *caches, slots.data_ptr(), rows, heads, head_dim, k_cache.shape[0], v_cache.shape[2])
+
+
+def _make_plan(plan: AttentionPlan, shape: tuple[int, ...]) -> _native.AttentionPlan:
+    """The compiled module's plan for layers of one shape: (rows, Hq, Hk, D, NB, BS, window)."""
+    made = plan.made.get(shape)
+    if made is not None:
+        return made[0]
+    rows, q_heads, k_heads, head_dim, num_blocks, block_size, window = shape
+    require(q_heads % k_heads == 0, "paged_attention", f"query heads in whole groups, got {q_heads} for {k_heads} key heads")
+    requests = plan.seq_lens.shape[0]
+    fits = plan.block_table.dim() == 2 and plan.block_table.shape[0] == requests and plan.query_start_loc.shape == (requests + 1,)
+    given = plan.block_table, plan.query_start_loc, plan.seq_lens
+    require(fits, "paged_attention", "block_table [B, MB], query_start_loc [B + 1], seq_lens [B]", *given)
+    table, starts, lengths = arrays = tuple(contiguous(x, torch.int32) for x in given)
+    native = _native.AttentionPlan()
+    addresses = table.data_ptr(), starts.data_ptr(), lengths.data_ptr()
+    native.make(*addresses, rows, requests, table.shape[1], q_heads, k_heads, head_dim, num_blocks, block_size, window)
+    plan.made[shape] = native, arrays  # the native plan points into the arrays
+    return native
 
 
 def paged_attention(
@@ -54,27 +106,24 @@ def paged_attention(
     scale: float,
     window: int,
     softcap: float,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    plan: AttentionPlan | None = None,
 ) -> Tensor:
     """As the reference."""
-    require(
-        q.dim() == 3 and k_cache.dim() == 4 and q.shape[1] % k_cache.shape[1] == 0,
-        "paged_attention",
-        "q [T, Hq, D], Hq in whole groups",
-        q,
-        k_cache,
-    )
+    require(q.dim() == 3 and v_cache.dim() == 4, "paged_attention", "q [T, Hq, D] and v_cache [NB, Hk, BS, D]", q, v_cache)
     rows, q_heads, head_dim = q.shape
-    num_blocks, k_heads, block_size, _ = k_cache.shape
-    _require_caches("paged_attention", k_cache, v_cache, k_heads, head_dim)
-    requests = seq_lens.shape[0]
-    fits = block_table.dim() == 2 and block_table.shape[0] == requests and query_start_loc.shape == (requests + 1,)
-    require(fits, "paged_attention", "block_table [B, MB], query_start_loc [B + 1], seq_lens [B]", block_table, query_start_loc, seq_lens)
-    table, starts, lengths = (contiguous(x, torch.int32) for x in (block_table, query_start_loc, seq_lens))
+    num_blocks, k_heads, block_size, _ = v_cache.shape
+    caches = cache_arguments("paged_attention", k_cache, v_cache, k_heads, head_dim, k_scale, v_scale)
+    native = _make_plan(
+        plan or AttentionPlan(block_table, query_start_loc, seq_lens), (rows, q_heads, k_heads, head_dim, num_blocks, block_size, window)
+    )
+    if sinks is not None:
+        require(sinks.shape == (q_heads,), "paged_attention", f"sinks [{q_heads}]", sinks)
+        sinks = contiguous(sinks, torch.float32)
     q = packed_rows(q)
     out = torch.empty((rows, q_heads, head_dim), dtype=q.dtype)
     query = q.data_ptr(), type_code("paged_attention", q), q.stride(0)
-    caches = k_cache.data_ptr(), v_cache.data_ptr(), type_code("paged_attention", k_cache), k_cache.stride(0), v_cache.stride(0)
-    sizes = rows, requests, table.shape[1], q_heads, k_heads, head_dim, num_blocks, block_size
-    places = table.data_ptr(), starts.data_ptr(), lengths.data_ptr(), out.data_ptr()
-    _native.paged_attention(*query, *caches, *places, *sizes, window, scale, softcap)
+    _native.paged_attention(native, *query, *caches, 0 if sinks is None else sinks.data_ptr(), out.data_ptr(), scale, softcap)
     return out

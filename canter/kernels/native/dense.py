@@ -7,7 +7,7 @@ from torch import Tensor
 
 from canter import _native
 from canter.kernels.native import packed
-from canter.kernels.native.layout import contiguous, require, type_code
+from canter.kernels.native.layout import contiguous, has_packed_rows, require, type_code
 from canter.kernels.packed import BlockRows, PackedMatrix
 
 _SILU, _GELU_TANH = 0, 1
@@ -59,11 +59,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, plus_one: bool = False, cast
     """As the reference."""
     width = x.shape[-1]
     require(weight.shape == (width,), "rms_norm", "x [..., H] and weight [H]", x, weight)
-    x, weight = x.contiguous(), weight.contiguous()
-    out = torch.empty_like(x)
+    weight = weight.contiguous()
+    group, stride = 1, width
+    if x.dim() == 3 and has_packed_rows(x):  # heads in a fused projection are read where they lie
+        group, stride = x.shape[1], x.stride(0)
+    else:
+        x = x.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype)
     rows = x.numel() // max(1, width)
-    types = type_code("rms_norm", x), type_code("rms_norm", weight)
-    _native.rms_norm(x.data_ptr(), 0, weight.data_ptr(), out.data_ptr(), 0, *types, rows, width, eps, plus_one, cast_first)
+    sizes = type_code("rms_norm", x), type_code("rms_norm", weight), rows, width, group, stride
+    _native.rms_norm(x.data_ptr(), 0, weight.data_ptr(), out.data_ptr(), 0, *sizes, eps, plus_one, cast_first)
     return out
 
 
@@ -79,7 +84,7 @@ def add_rms_norm(
     rows = x.numel() // max(1, width)
     types = type_code("add_rms_norm", x), type_code("add_rms_norm", weight)
     places = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr()
-    _native.rms_norm(*places, *types, rows, width, eps, plus_one, cast_first)
+    _native.rms_norm(*places, *types, rows, width, 1, width, eps, plus_one, cast_first)
     return out, total
 
 

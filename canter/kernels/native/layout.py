@@ -35,10 +35,13 @@ def packed_rows(x: Tensor) -> Tensor:
 
 
 def has_packed_blocks(cache: Tensor) -> bool:
-    """Whether every `cache[b]` of `cache[NB, Hk, BS, D]` is one contiguous run; blocks may lie any distance apart."""
-    _, heads, block_size, head_dim = cache.shape
-    _, head_stride, row_stride, stride = cache.stride()
-    return stride == 1 and (row_stride == head_dim or block_size == 1) and (head_stride == block_size * head_dim or heads == 1)
+    """Whether every `cache[b]` is one contiguous run; blocks may lie any distance apart."""
+    expected = 1
+    for size, stride in zip(cache.shape[:0:-1], cache.stride()[:0:-1], strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def contiguous(x: Tensor, dtype: torch.dtype) -> Tensor:

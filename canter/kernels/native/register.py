@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from canter.kernels.native import attention, dense, packed
+from canter.kernels.native import attention, dense, packed, record, sampling, step
+from canter.kernels.native.attention import CACHE_TYPE_CODES
 from canter.kernels.native.layout import TYPE_CODES
 from canter.kernels.ops import register_impl
 from canter.kernels.packed import register_packer
@@ -19,7 +20,10 @@ def rejects(device: str, dtype: torch.dtype, **facts: Any) -> str | None:
     if torch.device(device).type != "cpu":
         return f"runs on the CPU, not on {device}"
     for name, value in {"dtype": dtype, **facts}.items():
-        if name.endswith("dtype") and value not in TYPE_CODES:
+        if name == "cache_dtype":
+            if value not in CACHE_TYPE_CODES:
+                return f"cache_dtype {str(value).removeprefix('torch.')} is none of float32, bfloat16, float8_e4m3fn, int8"
+        elif name.endswith("dtype") and value not in TYPE_CODES:
             return f"{name} {str(value).removeprefix('torch.')} is neither float32 nor bfloat16"
     return None
 
@@ -38,5 +42,12 @@ def register() -> None:
         attention.rotary,
         attention.write_kv,
         attention.paged_attention,
+        step.gather_step,
+        step.advance_step,
+        sampling.greedy_tokens,
+        sampling.draw_tokens,
+        sampling.keep_tokens,
+        sampling.penalize,
+        sampling.token_logprobs,
     ):
-        register_impl(fn.__name__, "native", PRIORITY, fn, rejects)
+        register_impl(fn.__name__, "native", PRIORITY, fn, rejects, getattr(record, fn.__name__, None))

@@ -1,35 +1,76 @@
-"""Attention over a paged cache: blocks of `[heads, block_size, head_dim]`, found through a request's block table."""
+"""Attention over a paged cache, found through a request's block table.
+
+Keys lie in blocks of `[heads, D / x, block_size, x]` with x elements in 4 bytes (float32 1, half types 2, 8-bit types 4),
+so that a kernel finds neighbouring keys in neighbouring lanes; values in blocks of `[heads, block_size, D]`.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from canter.kernels.attention_plan import AttentionPlan
 
-def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Store `k[T, Hk, D]` and `v[T, Hk, D]` in `k_cache` and `v_cache` `[NB, Hk, BS, D]`, rounded to the cache's type.
+FP8_MAX = 448.0
+"""The greatest float8_e4m3fn."""
 
-    Token t goes to block `slot_mapping[t] // BS`, place `slot_mapping[t] % BS`; -1 skips the token. Raises
-    `IndexError` for a slot outside the cache.
+
+def _encode(rows: Tensor, cache: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """`rows[T, Hk, D]` in the cache's type, and the scale `[T, Hk]` of each where they are int8."""
+    if cache.dtype == torch.int8:
+        if scales is None:
+            raise ValueError("write_kv: an int8 cache needs k_scale and v_scale.")
+        found = rows.float().abs().amax(-1) / 127
+        codes = (rows.float() / found.unsqueeze(-1)).round()
+        return torch.where(found.unsqueeze(-1) == 0, torch.zeros_like(codes), codes).clamp(-127, 127).to(torch.int8), found
+    if cache.dtype == torch.float8_e4m3fn:
+        return rows.float().clamp(-FP8_MAX, FP8_MAX).to(cache.dtype), None
+    return rows.to(cache.dtype), None
+
+
+def write_kv(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """Store `k[T, Hk, D]` in `k_cache[NB, Hk, D/x, BS, x]` and `v[T, Hk, D]` in `v_cache[NB, Hk, BS, D]`, in the cache's type.
+
+    Token t goes to block `slot_mapping[t] // BS`, place `slot_mapping[t] % BS`; -1 skips the token. Floats are rounded,
+    those beyond float8_e4m3fn to its greatest; an int8 cache keeps, of each token and head, the greatest magnitude / 127 in
+    `k_scale` and `v_scale` (float32, `[NB, Hk, BS]`) and the row divided by it. Raises `IndexError` for a slot outside the cache.
     """
-    num_blocks, _, block_size, _ = k_cache.shape
+    num_blocks, _, block_size, _ = v_cache.shape
     kept = slot_mapping != -1
     slots = slot_mapping[kept]
     if slots.numel() and not 0 <= int(slots.min()) <= int(slots.max()) < num_blocks * block_size:
         raise IndexError(f"write_kv: slots must be -1 or in [0, {num_blocks * block_size}).")
     blocks, offsets = slots // block_size, slots % block_size
-    k_cache[blocks, :, offsets] = k[kept].to(k_cache.dtype)
-    v_cache[blocks, :, offsets] = v[kept].to(v_cache.dtype)
+    codes, scales = _encode(k[kept], k_cache, k_scale)
+    k_cache[blocks, :, :, offsets] = codes.unflatten(-1, (-1, k_cache.shape[-1]))
+    if k_scale is not None and scales is not None:
+        k_scale[blocks, :, offsets] = scales
+    codes, scales = _encode(v[kept], v_cache, v_scale)
+    v_cache[blocks, :, offsets] = codes
+    if v_scale is not None and scales is not None:
+        v_scale[blocks, :, offsets] = scales
 
 
-def _gather(cache: Tensor, blocks: Tensor, length: int) -> Tensor:
+def _gather(cache: Tensor, scales: Tensor | None, blocks: Tensor, length: int) -> Tensor:
     """The first `length` positions that a row of the block table names: `[Hk, length, D]` in float32."""
-    paged = cache[blocks.long()].float()  # [blocks, Hk, BS, D]
-    heads, head_dim = paged.shape[1], paged.shape[3]
+    paged = cache[blocks.long()].float()
+    if paged.dim() == 5:
+        paged = paged.transpose(2, 3).flatten(3)
+    if scales is not None:
+        paged = paged * scales[blocks.long()].unsqueeze(-1)
+    heads, head_dim = paged.shape[1], paged.shape[3]  # [blocks, Hk, BS, D]
     return paged.transpose(0, 1).reshape(heads, -1, head_dim)[:, :length]
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float, sinks: Tensor | None) -> Tensor:
     """The last `q.shape[1]` positions of a request attend: q `[Hq, Tq, D]`, k and v `[Hk, S, D]`, all float32."""
     group = q.shape[0] // k.shape[0]
     scores = q @ k.repeat_interleave(group, 0).transpose(1, 2) * scale  # [Hq, Tq, S]
@@ -43,7 +84,11 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap:
         hidden = hidden | (key <= position - window)
     # Places that no query sees may hold anything, even NaN, so they must not be multiplied, not even by zero.
     first = max(0, length - num_queries - window + 1) if window else 0
-    weights = scores.masked_fill(hidden, float("-inf"))[..., first:].softmax(-1)
+    scores = scores.masked_fill(hidden, float("-inf"))[..., first:]
+    if sinks is not None:
+        extra = sinks.float()[:, None, None].expand(-1, num_queries, 1)
+        scores = torch.cat((scores, extra), -1)
+    weights = scores.softmax(-1)[..., : length - first]
     return weights @ v.repeat_interleave(group, 0)[:, first:]
 
 
@@ -57,17 +102,23 @@ def paged_attention(
     scale: float,
     window: int,
     softcap: float,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    plan: AttentionPlan | None = None,
 ) -> Tensor:
-    """Causal attention of `q[T, Hq, D]` over `k_cache` and `v_cache` `[NB, Hk, BS, D]`: `[T, Hq, D]` in the type of q.
+    """Causal attention of `q[T, Hq, D]` over `k_cache[NB, Hk, D/x, BS, x]` and `v_cache[NB, Hk, BS, D]`: `[T, Hq, D]` like q.
 
     Request b owns queries `query_start_loc[b] .. query_start_loc[b + 1]` (int32, `[B + 1]`), its last positions out of
     `seq_lens[b]` (int32), and finds position p in block `block_table[b, p // BS]` (int32, `[B, MB]`). Query heads
     share key heads in runs of Hq / Hk. `window` > 0: a query sees itself and window - 1 positions before.
-    `softcap` > 0: scaled scores s become `softcap * tanh(s / softcap)`. Softmax and sums are in float32. Rows past
-    `query_start_loc[B]` are zero. Raises `IndexError` for a block outside the cache or more positions than the table holds.
+    `softcap` > 0: scaled scores s become `softcap * tanh(s / softcap)`. `sinks` (`[Hq]`): scores of one more key without
+    a value, which only takes weight away. `k_scale`, `v_scale`: as `write_kv` left them for an int8 cache. Softmax and sums are
+    in float32. Rows past `query_start_loc[B]` are zero. `plan` (of `plan_attention`, for the same table, starts and lengths)
+    lets the layers of a group share work. Raises `IndexError` for a block outside the cache or more positions than the table holds.
     """
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    num_blocks, _, block_size, _ = k_cache.shape
+    num_blocks, _, block_size, _ = v_cache.shape
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
     for b, length in enumerate(lengths):
         start, end = starts[b], starts[b + 1]
@@ -78,7 +129,7 @@ def paged_attention(
         used[:first] = 0  # blocks behind the window are not read
         if length < end - start or used.numel() * block_size < length or not 0 <= int(used.min()) <= int(used.max()) < num_blocks:
             raise IndexError(f"paged_attention: the lengths or the block table of request {b} do not fit ({length} positions).")
-        k, v = _gather(k_cache, used, length), _gather(v_cache, used, length)
-        rows = _attend(q[start:end].transpose(0, 1).float(), k, v, scale, window, softcap)
+        k, v = _gather(k_cache, k_scale, used, length), _gather(v_cache, v_scale, used, length)
+        rows = _attend(q[start:end].transpose(0, 1).float(), k, v, scale, window, softcap, sinks)
         out[start:end] = rows.transpose(0, 1).to(q.dtype)
     return out

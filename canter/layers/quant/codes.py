@@ -10,8 +10,9 @@ from torch import Tensor
 
 from canter.checkpoint.tensors import StoredTensor
 from canter.core.errors import CheckpointError
-from canter.kernels.native import packing
-from canter.layers.quant.weights import PackOptions, as_bytes, float_name, view
+from canter.kernels.native import packed, packing
+from canter.kernels.packed import PackedPart
+from canter.layers.quant.weights import PackOptions, float_name, view
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -38,14 +39,13 @@ class FourBit:
             return "w4", self.group
         return float_name(options), 0
 
-    def pack(self, fmt: str, group: int, out: Tensor) -> None:
-        def pack_slice(begin: int, end: int, place: Tensor) -> None:
-            if fmt == "w4":
-                packing.pack_w4(self._codes(begin, end), self._scales[begin:end], self._zeros[begin:end], group, place)
+    def pack(self, part: PackedPart) -> None:
+        for begin, end in packing.slices(*self.shape):
+            if part.format == "w4":
+                grids = self._scales[begin:end], self._zeros[begin:end]
+                packed.pack_w4(part, self._codes(begin, end), *grids, None, begin, end - begin)
             else:
-                packing.pack_floats(fmt, as_bytes(self._values(begin, end)), "F32", self.shape[1], None, place)
-
-        packing.in_slices(*self.shape, pack_slice, fmt, group, out)
+                packed.pack_floats(part, self._values(begin, end), None, begin, end - begin)
 
     def fill(self, out: Tensor) -> None:
         out.copy_(self._values(0, self.shape[0]))
@@ -71,14 +71,12 @@ class EightBit:
     def packed_format(self, options: PackOptions) -> tuple[str, int]:
         return ("i8" if options.keep_codes and packing.holds("i8", self.shape[1]) else float_name(options)), 0
 
-    def pack(self, fmt: str, group: int, out: Tensor) -> None:
-        def pack_slice(begin: int, end: int, place: Tensor) -> None:
-            if fmt == "i8":
-                packing.pack_i8(self._codes[begin:end], self._scales[begin:end], place)
-            else:
-                packing.pack_floats(fmt, as_bytes(self._values(begin, end)), "F32", self.shape[1], None, place)
-
-        packing.in_slices(*self.shape, pack_slice, fmt, group, out)
+    def pack(self, part: PackedPart) -> None:
+        if part.format == "i8":
+            packed.pack_i8(part, self._codes, self._scales)
+            return
+        for begin, end in packing.slices(*self.shape):
+            packed.pack_floats(part, self._values(begin, end), None, begin, end - begin)
 
     def fill(self, out: Tensor) -> None:
         out.copy_(self._values(0, self.shape[0]))

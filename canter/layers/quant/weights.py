@@ -15,9 +15,11 @@ from canter.checkpoint.gguf_quants import BLOCK_LAYOUT
 from canter.checkpoint.tensors import StoredTensor
 from canter.core.errors import UnsupportedModelError
 from canter.kernels.dequant import dequantize
-from canter.kernels.native import packing
+from canter.kernels.native import packed, packing
+from canter.kernels.packed import PackedPart
 
 _TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_GGUF_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,8 @@ class MatrixWeights(Protocol):
         """(format, elements that share a scale or 0) that holds them best."""
         ...
 
-    def pack(self, fmt: str, group: int, out: Tensor) -> None:
-        """Fill the panels `out` (uint8) of that format."""
+    def pack(self, part: PackedPart) -> None:
+        """Fill a part of that format."""
         ...
 
     def fill(self, out: Tensor) -> None:
@@ -90,37 +92,38 @@ class StoredWeights:
         return self.stored.block_type or ""
 
     @property
+    def _is_float(self) -> bool:
+        return self.type_name in _GGUF_FLOATS
+
+    @property
     def can_be_looked_up(self) -> bool:
         """Whether rows can be used where they lie in the file."""
         return self.stored.transform is None and len(self.shape) == 2
 
     def packed_format(self, options: PackOptions) -> tuple[str, int]:
-        name, width = self.type_name.lower(), self.shape[-1]
-        is_float = self.type_name in packing.SOURCE_TYPES
-        is_block = not is_float and name in packing.FORMATS
-        if options.keep_codes and is_block and self.stored.has_stored_values and packing.holds(name, width):
+        name = self.type_name.lower()
+        is_block = not self._is_float and name in packed.FORMATS
+        if options.keep_codes and is_block and self.stored.has_stored_values and packing.holds(name, self.shape[-1]):
             return name, 0
-        if options.int8 and is_float:
+        if options.int8 and self._is_float:
             return "i8", 0
         # bfloat16 weights stay so beside float32 activations: the products are the same and half the bytes are read.
         return ("bf16" if name == "bf16" and self.stored.has_stored_values else float_name(options)), 0
 
-    def pack(self, fmt: str, group: int, out: Tensor) -> None:
-        stored, width = self.stored, self.shape[-1]
+    def pack(self, part: PackedPart) -> None:
+        stored = self.stored
+        rows = None if stored.row_index is None else torch.from_numpy(stored.row_index)
         if not stored.has_stored_values:
-            values = read_tensor(stored).contiguous()
-            packing.pack_floats(fmt, as_bytes(values), "F32", width, None, out)
-        elif fmt == self.type_name.lower() and self.type_name not in packing.SOURCE_TYPES:
-            packing.pack_blocks(fmt, stored.data, self._row_bytes(), width, stored.row_index, out)
-        elif self.type_name in packing.SOURCE_TYPES:
-            packing.pack_floats(fmt, stored.data, self.type_name, width, stored.row_index, out)
-        elif stored.row_index is not None:
-            packing.pack_floats(fmt, as_bytes(self._decoded(0, self.shape[0])), "F32", width, stored.row_index, out)
+            packed.pack_floats(part, read_tensor(stored).contiguous())
+        elif part.format == self.type_name.lower() and not self._is_float:
+            packed.pack_blocks(part, stored.data.reshape(-1, self._row_bytes()), rows)
+        elif self._is_float:
+            packed.pack_floats(part, view(stored, _GGUF_FLOATS[self.type_name]), rows)
+        elif rows is not None:
+            packed.pack_floats(part, self._decoded(0, self.shape[0]), rows)
         else:
-            packing.in_slices(self.shape[0], width, lambda begin, end, place: self._pack_decoded(fmt, begin, end, place), fmt, group, out)
-
-    def _pack_decoded(self, fmt: str, begin: int, end: int, out: Tensor) -> None:
-        packing.pack_floats(fmt, as_bytes(self._decoded(begin, end)), "F32", self.shape[-1], None, out)
+            for begin, end in packing.slices(*self.shape):
+                packed.pack_floats(part, self._decoded(begin, end), None, begin, end - begin)
 
     def _decoded(self, begin: int, end: int) -> Tensor:
         """Rows [begin, end) as they are stored, in float32."""
@@ -168,9 +171,3 @@ def view(stored: StoredTensor, dtype: torch.dtype) -> Tensor:
         warnings.simplefilter("ignore", UserWarning)  # the map is read-only; so is every use of this tensor
         flat = torch.from_numpy(data)
     return flat.view(dtype).view(stored.shape)
-
-
-def as_bytes(values: Tensor) -> np.ndarray:
-    """The bytes of a contiguous tensor in host memory, 1-D."""
-    return values.view(-1).view(torch.uint8).numpy()
-

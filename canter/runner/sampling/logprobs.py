@@ -5,17 +5,15 @@ The log-softmax of a whole row is never made: a row needs its normaliser, its la
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from canter.core.plan import TokenLogprobs
-from canter.runner.sampling.rows import IntArray, chunks, sort_candidates, upload
+from canter.runner.sampling.rows import IntArray, upload
 from canter.runner.sampling.states import NO_LOGPROBS
-from canter.runner.sampling.truncation import top_candidates
 
 WHOLE_VOCABULARY = -1
 
@@ -42,36 +40,16 @@ class LogprobGroup:
     data: LogprobTensors
 
 
-def log_normalizer(logits: Tensor) -> Tensor:
-    """log(sum(exp(row))) of logits [N, V] float32 -> [N, 1] float32. The sum is in float64."""
-    peak = logits.amax(-1, keepdim=True)
-    total = logits.sub(peak).exp_().sum(-1, keepdim=True, dtype=torch.float64)
-    return peak + total.log_().to(torch.float32)
+TokenLogprobsOp = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
 
 
-def compute_logprobs(logits: Tensor, chosen: Tensor, num_top: int) -> LogprobTensors:
-    """Logprobs of `chosen [N]` and the `num_top` most likely tokens (-1: all) of logits [N, V] float32."""
-    num_rows, vocab_size = logits.shape
-    num_top = vocab_size if num_top == WHOLE_VOCABULARY else min(num_top, vocab_size)
-    ids = chosen.to(torch.int64).unsqueeze(1)
-    own = logits.gather(1, ids)
-    parts = list(chunks(num_rows, vocab_size, logits.device))
-    normalizer = torch.cat([log_normalizer(logits[part]) for part in parts])
-    ranks = torch.cat([(logits[part] >= own[part]).sum(-1) for part in parts])
-    values, top_ids = _largest(logits, num_top)
-    return LogprobTensors(torch.cat((ids, top_ids), 1), torch.cat((own, values), 1).sub_(normalizer), ranks)
+def compute_logprobs(logits: Tensor, chosen: Tensor, num_top: int, op: TokenLogprobsOp) -> LogprobTensors:
+    """Logprobs of `chosen [N]` and the `num_top` most likely tokens (-1: all) of logits [N, V] float32, by the op `token_logprobs`."""
+    vocab_size = logits.shape[1]
+    return LogprobTensors(*op(logits, chosen, vocab_size if num_top == WHOLE_VOCABULARY else min(num_top, vocab_size)))
 
 
-def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest logits of each row and their ids, ordered by value and id."""
-    if count == logits.shape[1]:
-        return torch.sort(logits, dim=-1, descending=True, stable=True)
-    if count == 0:
-        return logits[:, :0], logits[:, :0].to(torch.int64)
-    return sort_candidates(*top_candidates(logits, count))
-
-
-def group_logprobs(raw: Tensor, index: IntArray, counts: IntArray, chosen: Tensor) -> list[LogprobGroup]:
+def group_logprobs(raw: Tensor, index: IntArray, counts: IntArray, chosen: Tensor, op: TokenLogprobsOp) -> list[LogprobGroup]:
     """Logprobs of raw [n, V], the logits `index` (host, [n]) of a batch, with chosen tokens [n] and counts [n] of
     wanted tokens. One group for each count: what a row gets doesn't depend on what others ask."""
     groups = []
@@ -79,7 +57,7 @@ def group_logprobs(raw: Tensor, index: IntArray, counts: IntArray, chosen: Tenso
         lines = np.flatnonzero(counts == count)
         at = upload(lines, raw.device)
         rows = raw if len(lines) == len(index) else raw[at]
-        groups.append(LogprobGroup(index[lines], compute_logprobs(rows, chosen[at], int(count))))
+        groups.append(LogprobGroup(index[lines], compute_logprobs(rows, chosen[at], int(count), op)))
     return groups
 
 

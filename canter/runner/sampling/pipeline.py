@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,18 +16,26 @@ from torch import Tensor
 
 from canter.core.sampling_params import SamplingParams
 from canter.runner.sampling.bad_words import BadWords
-from canter.runner.sampling.draw import draw_from_all, draw_from_kept, mask_to_kept
 from canter.runner.sampling.logprobs import LogprobGroup, group_logprobs, wanted_logprobs
 from canter.runner.sampling.output import SamplerOutput
 from canter.runner.sampling.penalties import Penalties
-from canter.runner.sampling.processors import AllowedIds, LogitBias, LogitsProcessor, MinTokens, Temperature
+from canter.runner.sampling.processors import AllowedIds, LogitBias, LogitsProcessor, MinTokens
 from canter.runner.sampling.random import Stream, derive_seed, position_keys, token_salts
-from canter.runner.sampling.rows import IntArray, first_argmax, take_rows, upload
-from canter.runner.sampling.states import Feature, RowStates, SampleBatch
-from canter.runner.sampling.truncation import Kept, Limits, keep_sets
+from canter.runner.sampling.rows import IntArray, take_rows, upload
+from canter.runner.sampling.states import Cached, Feature, RowStates, SampleBatch
 
-EDITS = Feature.ALLOWED_IDS | Feature.LOGIT_BIAS | Feature.MIN_TOKENS | Feature.PENALTIES | Feature.BAD_WORDS | Feature.TEMPERATURE
+EDITS = Feature.ALLOWED_IDS | Feature.LOGIT_BIAS | Feature.MIN_TOKENS | Feature.PENALTIES | Feature.BAD_WORDS
 """Features that change logits in place."""
+
+
+class Limits(NamedTuple):
+    """What decides the draw of each logit, all [L], beside the logits and positions."""
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    log_min_p: Tensor
+    seed_key: Tensor
 
 
 class Sampler:
@@ -44,8 +53,8 @@ class Sampler:
             MinTokens(self.states),
             self._penalties,
             BadWords(self.states),
-            Temperature(self.states),
         ]
+        self._cached_limits: Cached[Limits] = Cached()
         self._salts = token_salts(vocab_size, self.states.device)
         self._default_seed = default_seed
         self._unseeded = itertools.count()
@@ -72,12 +81,12 @@ class Sampler:
     def sample(self, logits: Tensor, batch: SampleBatch) -> SamplerOutput:
         """Draw a token from each row of logits [L, V] float32, contiguous. The logits are changed in place."""
         features = self.states.features[batch.rows_np]
-        used = int(np.bitwise_or.reduce(features, initial=0))
+        used = int(np.bitwise_or.reduce(features))
         wanted = wanted_logprobs(self.states.num_logprobs[batch.rows_np]) if used & Feature.LOGPROBS else None
         raw = self._raw_rows(logits, wanted, used)
         peaks = logits.amax(-1) if used & Feature.ALLOWED_IDS else None  # of ids that will be dropped, too
         self._edit(logits, batch, features, used)
-        scores, tokens = self._choose(logits, batch, features) if used & Feature.RANDOM else first_argmax(logits)
+        scores, tokens = self._choose(logits, batch, used) if used & Feature.RANDOM else self.states.ops.greedy_tokens(logits)
         if peaks is not None:
             scores = torch.where(peaks < float("inf"), scores, float("nan"))
         return SamplerOutput(tokens, scores, self._logprobs(raw, wanted, batch, tokens))
@@ -88,10 +97,12 @@ class Sampler:
         The softmax of a row is the distribution that `sample` draws from; rows of temperature 0 keep all their logits.
         """
         features = self.states.features[batch.rows_np]
-        self._edit(logits, batch, features, int(np.bitwise_or.reduce(features, initial=0)))
-        index = np.flatnonzero(features & Feature.TRUNCATION)
-        if len(index):
-            mask_to_kept(logits, index, self._truncate(logits, batch, index))
+        used = int(np.bitwise_or.reduce(features))
+        self._edit(logits, batch, features, used)
+        if used & Feature.RANDOM:
+            limits = self._limits(batch)
+            logits.div_(torch.where(limits.temperature > 0, limits.temperature, 1.0).unsqueeze(1))
+            self.states.ops.keep_tokens(logits, limits.top_k, limits.top_p, limits.log_min_p)
         return logits
 
     def keys(self, batch: SampleBatch, stream: Stream = Stream.SAMPLE) -> Tensor:
@@ -117,24 +128,17 @@ class Sampler:
             if used & processor.feature:
                 processor.apply(logits, batch, np.flatnonzero(features & processor.feature))
 
-    def _choose(self, logits: Tensor, batch: SampleBatch, features: IntArray) -> tuple[Tensor, Tensor]:
-        """The winning score (the logit itself in greedy rows) and token of each row: [L], [L] int64."""
-        keys = self.keys(batch)
-        found: list[tuple[IntArray, tuple[Tensor, Tensor]]] = []
-        greedy = np.flatnonzero((features & Feature.RANDOM) == 0)
-        if len(greedy):
-            found.append((greedy, first_argmax(take_rows(logits, greedy))))
-        free = np.flatnonzero((features & (Feature.RANDOM | Feature.TRUNCATION)) == Feature.RANDOM)
-        if len(free):
-            found.append((free, draw_from_all(logits, free, take_rows(keys, free), self._salts)))
-        truncated = np.flatnonzero(features & Feature.TRUNCATION)
-        for kept in self._truncate(logits, batch, truncated) if len(truncated) else ():
-            index = truncated[kept.index]
-            found.append((index, draw_from_kept(kept, take_rows(keys, index), self._salts)))
-        return _in_order(found)
+    def _choose(self, logits: Tensor, batch: SampleBatch, used: int) -> tuple[Tensor, Tensor]:
+        """Whether a row could be drawn from (its largest score) and its token: [L], [L] int64."""
+        limits = self._limits(batch)
+        given = limits.temperature, limits.top_k, limits.top_p, limits.log_min_p, limits.seed_key
+        return self.states.ops.draw_tokens(logits, *given, batch.positions, self._salts, bool(used & Feature.TRUNCATION))
 
-    def _truncate(self, logits: Tensor, batch: SampleBatch, index: IntArray) -> list[Kept]:
-        return keep_sets(take_rows(logits, index), Limits.of(self.states, batch.rows_np[index]))
+    def _limits(self, batch: SampleBatch) -> Limits:
+        def make() -> Limits:
+            return Limits(*(self.states.column(name)[batch.rows] for name in Limits._fields))
+
+        return self._cached_limits.get(self.states, batch, make)
 
     def _raw_rows(self, logits: Tensor, wanted: IntArray | None, used: int) -> Tensor | None:
         """The logits that logprobs are made from, safe from what the stages change."""
@@ -148,14 +152,4 @@ class Sampler:
         if raw is None or wanted is None:
             return []
         counts = self.states.num_logprobs[batch.rows_np[wanted]]
-        return group_logprobs(raw, wanted, counts, tokens[upload(wanted, tokens.device)])
-
-
-def _in_order(found: list[tuple[IntArray, tuple[Tensor, Tensor]]]) -> tuple[Tensor, Tensor]:
-    """Results for parts of a batch, which together are all of it, in the batch's order."""
-    if len(found) == 1:
-        return found[0][1]
-    place = np.argsort(np.concatenate([index for index, _ in found]))
-    best, tokens = (torch.cat(parts) for parts in zip(*(results for _, results in found), strict=True))
-    at = upload(place, best.device)
-    return best[at], tokens[at]
+        return group_logprobs(raw, wanted, counts, tokens[upload(wanted, tokens.device)], self.states.ops.token_logprobs)

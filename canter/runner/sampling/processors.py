@@ -1,4 +1,4 @@
-"""Logits processors that name token ids: allowed ids, bias, min_tokens, and the temperature.
+"""Logits processors that name token ids: allowed ids, bias, min_tokens.
 
 A processor changes logits in place, for the rows that use it, each row by itself.
 """
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from canter.runner.sampling.rows import IntArray, edit_rows, upload
+from canter.runner.sampling.rows import IntArray, upload
 from canter.runner.sampling.states import Cached, Feature, IdList, RowStates, SampleBatch
 
 NEG_INF = float("-inf")
@@ -95,16 +95,3 @@ class MinTokens:
         first_free = self.states.column("num_prompt_tokens") + self.states.column("min_tokens")  # [R]
         too_early = batch.positions + 1 < first_free[batch.rows]  # [L]
         entries.add_to(logits, torch.where(too_early[entries.where[0]], NEG_INF, entries.values))
-
-
-@dataclass(slots=True)
-class Temperature:
-    """Divides the logits of rows that draw."""
-
-    states: RowStates
-    feature: int = Feature.TEMPERATURE
-
-    def apply(self, logits: Tensor, batch: SampleBatch, index: IntArray) -> None:
-        divisors = self.states.column("temperature")[upload(batch.rows_np[index], logits.device)].unsqueeze(1)
-        for rows, part in edit_rows(logits, index):
-            rows.div_(divisors[part])

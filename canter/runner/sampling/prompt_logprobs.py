@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from canter.core.plan import TokenLogprobs
-from canter.runner.sampling.logprobs import LogprobTensors, compute_logprobs, to_entries
+from canter.runner.sampling.logprobs import LogprobTensors, TokenLogprobsOp, compute_logprobs, to_entries
 
 MAX_SLICE_ROWS = 1024
 MAX_SLICE_ELEMENTS = 1 << 24
@@ -17,7 +17,7 @@ MAX_SLICE_ELEMENTS = 1 << 24
 
 
 def compute_prompt_logprobs(
-    hidden: Tensor, target_ids: Tensor, num_top: int, vocab_size: int, logits_fn: Callable[[Tensor], Tensor]
+    hidden: Tensor, target_ids: Tensor, num_top: int, vocab_size: int, logits_fn: Callable[[Tensor], Tensor], op: TokenLogprobsOp
 ) -> list[LogprobTensors]:
     """Logprobs of target_ids [N] given hidden states [N, H] of the tokens before them.
 
@@ -28,7 +28,7 @@ def compute_prompt_logprobs(
     results = []
     for start in range(0, hidden.shape[0], step):
         part = slice(start, start + step)
-        results.append(compute_logprobs(logits_fn(hidden[part]), target_ids[part], num_top))
+        results.append(compute_logprobs(logits_fn(hidden[part]), target_ids[part], num_top, op))
     return results
 
 
@@ -70,6 +70,11 @@ class PromptLogprobPlanner:
         """Call when a request takes a row, new or back. `num_top`: `SamplingParams.prompt_logprobs`."""
         if num_top is not None and request_id not in self._progress:
             self._progress[request_id] = _Progress(num_prompt_tokens, num_top)
+
+    @property
+    def owes_any(self) -> bool:
+        """Whether any live request wants prompt logprobs."""
+        return bool(self._progress)
 
     def forget(self, request_id: str) -> None:
         """Call when a request finishes; unknown ids are ignored."""

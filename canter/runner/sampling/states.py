@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from canter.core.sampling_params import SamplingParams
+from canter.kernels.dispatch import bind
 from canter.runner.sampling.random import seed_key
 from canter.runner.sampling.rows import IntArray, upload
 
@@ -36,10 +37,9 @@ class Feature:
     MIN_TOKENS = 4
     PENALTIES = 8
     BAD_WORDS = 16
-    TEMPERATURE = 32
-    RANDOM = 64
-    TRUNCATION = 128
-    LOGPROBS = 256
+    RANDOM = 32
+    TRUNCATION = 64
+    LOGPROBS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +74,20 @@ class Column:
         return self.copy
 
 
+class SamplingOps:
+    """The ops of `kernels/reference/sampling.py`, as they are served on a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        names = ("greedy_tokens", "draw_tokens", "keep_tokens", "penalize", "token_logprobs")
+        ops = (bind(name, device.type, torch.float32) for name in names)
+        self.greedy_tokens, self.draw_tokens, self.keep_tokens, self.penalize, self.token_logprobs = ops
+
+
 @dataclass(slots=True)
 class RowStates:
     """The sampling state of `num_rows` rows over a vocabulary of `vocab_size`. `set_row` rewrites all of a row.
 
-    Columns: temperature (1 where it changes nothing), top_k (vocab_size is off), top_p (inf is off), log_min_p (-inf is
+    Columns: temperature (0 where nothing is drawn), top_k (vocab_size is off), top_p (inf is off), log_min_p (-inf is
     off), presence_penalty, frequency_penalty, repetition_penalty, seed_key, num_prompt_tokens, min_tokens.
     """
 
@@ -87,6 +96,7 @@ class RowStates:
     device: torch.device
     version: int = 0
     """Counts changes: a cache of things made from these states holds as long as this stands still."""
+    ops: SamplingOps = field(init=False)
     features: IntArray = field(init=False)
     num_logprobs: IntArray = field(init=False)
     allowed: list[IdList | None] = field(init=False)
@@ -99,6 +109,7 @@ class RowStates:
         def zeros(dtype: npt.DTypeLike) -> npt.NDArray[Any]:
             return np.zeros(self.num_rows, dtype)
 
+        self.ops = SamplingOps(self.device)
         self.features = np.zeros(self.num_rows, np.int64)
         self.num_logprobs = np.full(self.num_rows, NO_LOGPROBS, np.int64)
         self.allowed = [None] * self.num_rows
@@ -116,10 +127,10 @@ class RowStates:
         off_k = params.top_k == 0 or params.top_k >= self.vocab_size
         self._write(
             row,
-            temperature=1.0 if params.is_greedy else params.temperature,
-            top_k=self.vocab_size if off_k else params.top_k,
-            top_p=math.inf if params.top_p >= 1.0 else params.top_p,
-            log_min_p=-math.inf if params.min_p == 0.0 else math.log(params.min_p),
+            temperature=0.0 if params.is_greedy else params.temperature,
+            top_k=self.vocab_size if off_k or params.is_greedy else params.top_k,
+            top_p=math.inf if params.top_p >= 1.0 or params.is_greedy else params.top_p,
+            log_min_p=-math.inf if params.min_p == 0.0 or params.is_greedy else math.log(params.min_p),
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
             repetition_penalty=params.repetition_penalty,
@@ -184,7 +195,6 @@ class RowStates:
             Feature.PENALTIES: penalised,
             Feature.BAD_WORDS: self.bad_words[row] is not None,
             Feature.RANDOM: not params.is_greedy,
-            Feature.TEMPERATURE: not params.is_greedy and params.temperature != 1.0,
             Feature.TRUNCATION: not params.is_greedy and self._truncates(row),
             Feature.LOGPROBS: params.logprobs is not None,
         }

@@ -1,18 +1,34 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from canter.core.plan import TokenLogprobs
-from canter.runner.sampling.logprobs import compute_logprobs, group_logprobs
+from canter.kernels.native.sampling import token_logprobs
+from canter.runner.sampling import logprobs as module
+from canter.runner.sampling import prompt_logprobs as prompt_module
+from canter.runner.sampling.logprobs import LogprobGroup, LogprobTensors
 from canter.runner.sampling.prompt_logprobs import (
     PromptLogprobPlanner,
     PromptSlice,
-    compute_prompt_logprobs,
     prompt_entries,
     prompt_targets,
 )
+
+
+def compute_logprobs(logits: torch.Tensor, chosen: torch.Tensor, num_top: int) -> LogprobTensors:
+    return module.compute_logprobs(logits, chosen, num_top, token_logprobs)
+
+
+def group_logprobs(raw: torch.Tensor, index: np.ndarray, counts: np.ndarray, chosen: torch.Tensor) -> list[LogprobGroup]:
+    return module.group_logprobs(raw, index, counts, chosen, token_logprobs)
+
+
+def compute_prompt_logprobs(hidden: torch.Tensor, targets: torch.Tensor, num_top: int, vocab_size: int, fn: Any) -> list[LogprobTensors]:
+    return prompt_module.compute_prompt_logprobs(hidden, targets, num_top, vocab_size, fn, token_logprobs)
 
 
 def random_logits(num_rows: int, vocab_size: int, seed: int = 0) -> torch.Tensor:

@@ -12,11 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from canter.core.plan import TokenLogprobs
 from canter.core.sampling_params import SamplingParams
-from canter.runner.sampling import rows, truncation
 from canter.runner.sampling.output import SampleStatus
 from canter.runner.sampling.pipeline import Sampler
 from canter.runner.sampling.random import Stream, uniform
-from canter.runner.sampling.rows import first_argmax, sort_candidates
 from tests.runner.sampling import naive
 from tests.runner.sampling.naive import Req
 
@@ -239,31 +237,6 @@ def test_streams_of_one_position_differ() -> None:
     assert all(not torch.equal(a, b) for i, a in enumerate(draws) for b in draws[:i])
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.sampled_from([-math.inf, -1.0, 0.0, 2.0, math.inf]), min_size=256, max_size=256), st.sampled_from([256, 64, 100]))
-def test_first_argmax_takes_the_lowest_of_equals(values: list[float], width: int) -> None:
-    x = torch.tensor(values).view(-1)[: 256 // width * width].view(-1, width).contiguous()
-    best, columns = first_argmax(x)
-    for row, value, column in zip(x.tolist(), best.tolist(), columns.tolist(), strict=True):
-        assert value == max(row) and column == row.index(max(row))
-
-
-def test_first_argmax_finds_nan() -> None:
-    x = torch.zeros(2, 256)
-    x[1, 200] = math.nan
-    best, columns = first_argmax(x)
-    assert torch.isnan(best).tolist() == [False, True] and columns.tolist() == [0, 200]
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.sampled_from([-math.inf, -2.5, -1e-38, -0.0, 0.0, 1e-38, 1.0, 3e38, math.inf]), min_size=1, max_size=20))
-def test_candidates_are_ordered_by_value_and_id(values: list[float]) -> None:
-    ids = torch.tensor(np.random.default_rng(len(values)).permutation(1000)[: len(values)])
-    found_values, found_ids = sort_candidates(torch.tensor([values]), ids[None])
-    expected = sorted(zip(torch.tensor(values).tolist(), ids.tolist(), strict=True), key=lambda pair: (-pair[0], pair[1]))
-    assert list(zip(found_values[0].tolist(), found_ids[0].tolist(), strict=True)) == expected
-
-
 class NoHostReads(TorchDispatchMode):
     """Fails on every operation that would make the host wait for a device."""
 
@@ -278,12 +251,12 @@ class NoHostReads(TorchDispatchMode):
 
 
 def test_without_looking_at_the_device_the_tokens_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way of a device that the host can't read: full sorts, whole-batch pieces, nothing that waits."""
+    """The way of a device that the host can't read: the references, and nothing that waits."""
     logits = random_logits(sum(req.num_logits for req in MIXTURE), 1024)
     sampler, batch = naive.build(MIXTURE, 1024)
     expected = sampler.sample(logits.clone(), batch).to_host()
-    monkeypatch.setattr(rows, "host_reads", lambda device: False)
-    monkeypatch.setattr(truncation, "host_reads", lambda device: False)
+    monkeypatch.setenv("CANTER_KERNELS", "reference")
+    sampler, batch = naive.build(MIXTURE, 1024)
     with NoHostReads():
         output = sampler.sample(logits.clone(), batch)
         sampler.process(logits.clone(), batch)

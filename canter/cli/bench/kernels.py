@@ -1,0 +1,286 @@
+"""`canter bench kernels`: every op of the table on the shapes of a model, beside this machine's bandwidth and peaks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from canter.checkpoint.model_config import read_model_config
+from canter.checkpoint.resolve import resolve
+from canter.cli.args import Parser, add_number
+from canter.cli.bench.limits import Machine, measure_machine
+from canter.cli.bench.report import Report, add_report_flags, number
+from canter.cli.table import table
+from canter.core.config import DEFAULT_MODEL
+from canter.kernels import inputs, num_threads, set_num_threads
+from canter.kernels.native import isa, isas, set_isa
+from canter.kernels.ops import OPS, Impl, implementations
+from canter.layers.attention import AttentionArgs
+from canter.layers.decoder import DecoderArgs
+from canter.models.registry import get_model_class
+
+EXAMPLES = """\
+  canter bench kernels
+  canter bench kernels --model ./model.gguf --op linear --rows 1 32
+  canter bench kernels --isa all --provider native --json kernels.json
+"""
+
+COLD_BYTES = 192 * 2**20
+"""Weights and caches of a case are so many copies that these are read before one comes again: in a model each layer has its own."""
+
+MOST_COPIES = 256
+MOST_HEAD_ROWS = 64
+"""The output matrix works on one row a request, never on a whole prompt."""
+
+SECONDS = 0.2
+"""Time spent on one measurement, one run at least."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One op on one shape. `calls`: arguments that are used in turn. `kind`: the type of the factors, for the peak."""
+
+    op: str
+    shape: str
+    rows: int
+    weights: str
+    calls: Sequence[inputs.Case]
+    num_bytes: int
+    operations: int = 0
+    kind: str = "float32"
+
+    def least_seconds(self, machine: Machine) -> float:
+        """What the case takes on a machine that wastes nothing and has nothing in its caches."""
+        return max(self.num_bytes / machine.read_bandwidth, self.operations / machine.peak_for(self.kind))
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A case under one implementation and instruction set."""
+
+    op: str
+    shape: str
+    rows: int
+    weights: str
+    provider: str
+    isa: str
+    seconds: float
+    gb_s: float
+    gop_s: float
+    of_limit: float
+
+
+def build_parser() -> Parser:
+    text = "Time every op and implementation on the shapes of a model. Small inputs lie in caches, so an op without weights may pass 100%."
+    parser = Parser("canter bench kernels", text, EXAMPLES)
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="Whose shapes; weights are not loaded. Default: the bundled model.")
+    parser.add_argument("--rows", nargs="+", type=positive, default=[1, 8, 32, 1024], metavar="N", help="Tokens. Default: 1 8 32 1024.")
+    parser.add_argument("--op", nargs="+", choices=list(OPS), help="Only these ops.")
+    parser.add_argument("--provider", nargs="+", help="Only these implementations, such as native.")
+    parser.add_argument("--isa", nargs="+", choices=[*isas(), "all"], help="Instruction sets. Default: the best.")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="Type of activations. Default: float32.")
+    add_number(parser, "--context-len", default=1024, doc="Tokens that attention finds in the cache of each request.", least=1)
+    parser.add_argument("--num-threads", type=positive, help="Threads. Default: as the engine.")
+    add_report_flags(parser)
+    return parser
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
+    return int(text)
+
+
+def run(namespace: Namespace) -> int:
+    if namespace.num_threads:
+        set_num_threads(namespace.num_threads)
+    torch.set_num_threads(num_threads())
+    config = read_model_config(resolve(namespace.model))
+    args = get_model_class(config.architecture).Args.from_hf(config.hf)
+    assert isinstance(args, DecoderArgs)
+    machine = measure_machine(num_threads())
+    best = isa()
+    names = isas() if namespace.isa and "all" in namespace.isa else namespace.isa or [best]
+    wanted = set(namespace.op or OPS)
+    timings: list[Timing] = []
+    dtype = getattr(torch, namespace.dtype)
+    try:
+        for make in cases(args, dtype, namespace.rows, namespace.context_len, wanted):
+            case = make()
+            timings += [
+                timing(case, impl, name, machine)
+                for impl in implementations(case.op)
+                if (not namespace.provider or impl.provider in namespace.provider) and impl.rejects("cpu", dtype, **facts(case)) is None
+                for name in (names if impl.provider == "native" else ["-"])
+            ]
+    finally:
+        set_isa(best)
+    print(shown(timings) + "\n")
+    report = Report("kernels", {"model": namespace.model, "dtype": namespace.dtype, "isas": isas(), "threads": num_threads()})
+    report.data["kernels"] = [dataclasses.asdict(one) for one in timings]
+    report.add("read bandwidth", machine.read_bandwidth / 1e9, "GB/s", "read_bandwidth_gb_s")
+    for kind, peak in machine.peaks.items():
+        report.add(f"peak, {kind}", peak / 1e9, "GOP/s", f"peak_{kind}_gop_s")
+    report.finish(namespace.json)
+    return 0
+
+
+def facts(case: Case) -> dict[str, torch.dtype]:
+    """What an implementation is asked about besides the type of activations."""
+    return {"weight_dtype": getattr(torch, case.weights)} if hasattr(torch, case.weights) else {}
+
+
+def cases(args: DecoderArgs, dtype: torch.dtype, rows: Sequence[int], context_len: int, ops: set[str]) -> Iterator[Callable[[], Case]]:
+    """Every case of a model, each made when it is called for, so that the tensors of one are in memory at a time."""
+    attentions = list(dict.fromkeys(args.attention))
+    for count in rows:
+        if "linear" in ops:
+            for name, outputs, width in matrices(args):
+                if name != "head" or count <= MOST_HEAD_ROWS:
+                    for weight_dtype in (torch.float32, torch.bfloat16):
+                        yield lambda c=count, n=name, o=outputs, w=width, t=weight_dtype: linear_case(c, n, o, w, t, dtype)  # type: ignore[misc]
+        if "embedding" in ops:
+            yield lambda c=count: embedding_case(c, args.vocab_size, args.hidden_size, dtype)  # type: ignore[misc]
+        for op in elementwise_ops(args, count):
+            if op in ops:
+                yield lambda c=count, op=op: elementwise_case(op, c, args, dtype)  # type: ignore[misc]
+        for attention in attentions:
+            for op in ("rotary", "write_kv", "paged_attention"):
+                if op in ops and (op != "rotary" or attention.rope is not None):
+                    yield lambda c=count, op=op, a=attention: attention_case(op, c, a, context_len, dtype)  # type: ignore[misc]
+
+
+def matrices(args: DecoderArgs) -> list[tuple[str, int, int]]:
+    """(name, outputs, width) of the weight matrices, as layers fuse them, each shape once."""
+    found: dict[tuple[int, int], str] = {}
+    for a in args.attention:
+        found.setdefault(((a.num_heads + 2 * a.num_kv_heads) * a.head_dim, args.hidden_size), "qkv")
+        found.setdefault((args.hidden_size, a.num_heads * a.head_dim), "output")
+    found.setdefault((2 * args.intermediate_size, args.hidden_size), "gate_up")
+    found.setdefault((args.hidden_size, args.intermediate_size), "down")
+    found.setdefault((args.vocab_size, args.hidden_size), "head")
+    return [(name, outputs, width) for (outputs, width), name in found.items()]
+
+
+def copies(num_bytes: int) -> int:
+    """How many of so many bytes are read before one comes again."""
+    return min(MOST_COPIES, max(1, math.ceil(COLD_BYTES / max(1, num_bytes))))
+
+
+def linear_case(rows: int, name: str, outputs: int, width: int, weight_dtype: torch.dtype, dtype: torch.dtype) -> Case:
+    x = torch.randn(rows, width).to(dtype)
+    # Values matter little to speed; what matters is that every page is memory of its own.
+    weights = [torch.full((outputs, width), 0.01, dtype=weight_dtype) for _ in range(copies(outputs * width * weight_dtype.itemsize))]
+    moved = weights[0].nbytes + x.nbytes + rows * outputs * dtype.itemsize
+    kind = type_name(weight_dtype)
+    calls = [(x, weight, None) for weight in weights]
+    return Case("linear", f"{name} {outputs}x{width}", rows, kind, calls, moved, 2 * rows * outputs * width, kind)
+
+
+def embedding_case(rows: int, vocab: int, hidden: int, dtype: torch.dtype) -> Case:
+    weight = torch.full((vocab, hidden), 0.01, dtype=dtype)
+    calls = [(torch.randint(vocab, (rows,)), weight, 1.0) for _ in range(16)]
+    return Case("embedding", f"{vocab}x{hidden}", rows, type_name(dtype), calls, 2 * rows * hidden * dtype.itemsize)
+
+
+def elementwise_ops(args: DecoderArgs, rows: int) -> list[str]:
+    """Ops between the matrices that the model uses."""
+    gated = "silu_and_mul" if args.activation == "silu" else "gelu_tanh_and_mul"
+    return ["rms_norm", "add_rms_norm", gated, *(["softcap"] if args.logit_softcap and rows <= MOST_HEAD_ROWS else [])]
+
+
+def elementwise_case(op: str, rows: int, args: DecoderArgs, dtype: torch.dtype) -> Case:
+    hidden = args.hidden_size
+    x, weight = torch.randn(rows, hidden).to(dtype), torch.ones(hidden, dtype=dtype)
+    if op == "rms_norm":
+        return Case(op, f"{hidden}", rows, type_name(dtype), [(x, weight, 1e-6, False, True)], 2 * x.nbytes + weight.nbytes)
+    if op == "add_rms_norm":
+        return Case(op, f"{hidden}", rows, type_name(dtype), [(x, x.clone(), weight, 1e-6, False, True)], 4 * x.nbytes + weight.nbytes)
+    if op == "softcap":
+        logits = torch.randn(rows, args.vocab_size)
+        return Case(op, f"{args.vocab_size}", rows, "float32", [(logits, args.logit_softcap)], 2 * logits.nbytes)
+    gate_up = torch.randn(rows, 2 * args.intermediate_size).to(dtype)
+    return Case(op, f"{args.intermediate_size}", rows, type_name(dtype), [(gate_up,)], gate_up.nbytes * 3 // 2)
+
+
+def attention_case(op: str, rows: int, a: AttentionArgs, context_len: int, dtype: torch.dtype) -> Case:
+    """Up to 64 rows are a token each of as many requests; more are one prompt."""
+    requests = [(1, context_len)] * rows if rows <= MOST_HEAD_ROWS else [(rows, rows)]
+    seen = [min(length, a.window or length) for _, length in requests]
+    shape = f"{a.num_heads}/{a.num_kv_heads} heads of {a.head_dim}" + (f", window {a.window}" if a.window else "")
+    token_bytes = 2 * a.num_kv_heads * a.head_dim * dtype.itemsize
+    rng = torch.Generator().manual_seed(0)
+    sizes = {"heads": (a.num_heads, a.num_kv_heads), "head_dim": a.head_dim, "block_size": 16}
+    if op == "paged_attention":
+
+        def call() -> inputs.Case:
+            return inputs.attention_case(rng, dtype, requests=requests, window=a.window, softcap=a.softcap, **sizes)  # type: ignore[arg-type]
+
+        moved = sum(seen) * token_bytes + 2 * rows * a.num_heads * a.head_dim * dtype.itemsize
+        reach = a.window or rows
+        pairs = sum(seen) if rows <= MOST_HEAD_ROWS else sum(min(i + 1, reach) for i in range(rows))
+        calls = [call() for _ in range(min(copies(moved), 64))]
+        return Case(op, f"{shape}, {requests[0][1]} tokens", rows, type_name(dtype), calls, moved, 4 * a.num_heads * a.head_dim * pairs)
+    fused = torch.randn(rows, (a.num_heads + 2 * a.num_kv_heads) * a.head_dim).to(dtype)
+    split = fused.split_with_sizes([heads * a.head_dim for heads in (a.num_heads, a.num_kv_heads, a.num_kv_heads)], dim=-1)
+    q, k, v = (part.unflatten(-1, (-1, a.head_dim)) for part in split)
+    if op == "write_kv":
+        cache = inputs.attention_case(rng, dtype, requests=[(1, max(rows, 16))], **sizes)  # type: ignore[arg-type]
+        return Case(op, shape, rows, type_name(dtype), [(k, v, cache[1], cache[2], torch.arange(rows))], 2 * rows * token_bytes)
+    assert a.rope is not None
+    table_ = torch.rand(max(rows, 2), a.rope.dim)
+    return Case(op, shape, rows, type_name(dtype), [(q, k, torch.arange(rows), table_, a.rope.dim)], 2 * (q.nbytes + k.nbytes))
+
+
+def type_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def timing(case: Case, impl: Impl, isa_name: str, machine: Machine) -> Timing:
+    """Time an implementation on a case."""
+    if isa_name != "-":
+        set_isa(isa_name)
+    seconds = best_seconds(impl.fn, case.calls, SECONDS)
+    where = (case.op, case.shape, case.rows, case.weights, impl.provider, isa_name)
+    return Timing(*where, seconds, case.num_bytes / seconds / 1e9, case.operations / seconds / 1e9, case.least_seconds(machine) / seconds)
+
+
+def best_seconds(
+    fn: Callable[..., Any], calls: Sequence[inputs.Case], budget: float, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Seconds of a call: the best mean of several rounds, in each of which other arguments are used in turn."""
+    begin = clock()
+    fn(*calls[0])
+    once = max(clock() - begin, 1e-7)
+    if once > budget:
+        return once
+    each = max(1, min(len(calls), int(budget / once / 4)), int(0.001 / once))
+    best, at, begin = math.inf, 1, clock()
+    while True:
+        start = clock()
+        for i in range(at, at + each):
+            fn(*calls[i % len(calls)])
+        now = clock()
+        best, at = min(best, (now - start) / each), at + each
+        if now - begin > budget:
+            return best
+
+
+def shown(timings: Sequence[Timing]) -> str:
+    header = ["op", "shape", "weights", "rows", "by", "isa", "us", "GB/s", "GOP/s", "of limit"]
+    lines = [
+        [
+            *(t.op, t.shape, t.weights, str(t.rows), t.provider, t.isa, number(t.seconds * 1e6), number(t.gb_s)),
+            number(t.gop_s) if t.gop_s else "",
+            f"{t.of_limit:.0%}",
+        ]
+        for t in timings
+    ]
+    return table(header, lines)

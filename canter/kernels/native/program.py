@@ -1,0 +1,80 @@
+"""Step programs of the compiled module: what was recorded, with its arena laid out, to be run for any number of rows."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from canter import _native
+from canter.kernels.native import record
+from canter.kernels.recorder import Recorder, RecordError, Slot, Symbol, plan_arena
+
+_GROWTH_BYTES = 1 << 21
+"""Arenas grow by whole huge pages."""
+
+
+def new_recorder() -> Recorder:
+    """A recorder whose instructions a `NativeProgram` can run."""
+    return Recorder(record.convert)
+
+
+class NativeProgram:
+    """The instructions of a recorder, with one symbol as the result.
+
+    A run's intermediate results and its result lie in an arena of the program's own, which grows to the largest run: the
+    tensor that `run` returns is valid until the next run.
+    """
+
+    def __init__(self, recorder: Recorder, result: Symbol) -> None:
+        starts, self.row_bytes = plan_arena(recorder.instructions, [result])
+        self._program = _native.Program()
+        if result.source not in starts:
+            raise RecordError("a result that no instruction writes")
+        self._result_start, self._result = starts[result.source], result
+        self._result_bytes = result.strides[0] * result.dtype.itemsize
+        self._arena = torch.empty(0, dtype=torch.uint8)
+
+        def place(symbol: Symbol) -> _native.Operand:
+            if isinstance(symbol.source, Slot):
+                return _native.Operand.slot(symbol.source.index)
+            return _native.Operand.arena(starts[symbol.source], symbol.offset * symbol.dtype.itemsize)
+
+        for instruction in recorder.instructions:
+            instruction.emit(self._program, place)
+
+    def run(self, rows: int, slots: Sequence[int]) -> Tensor:
+        """The result [rows, ...]. `slots`: addresses and sizes in the order of the recorder's slots, all of them."""
+        arena = self._grown(rows)
+        self._program.run(arena.data_ptr(), rows, slots)
+        start = self._result_start * rows
+        flat = arena[start : start + rows * self._result_bytes].view(self._result.dtype)
+        return flat.view(rows, *self._result.tail)
+
+    def time(self, rows: int, slots: Sequence[int]) -> list[tuple[str, float]]:
+        """Run, and the op and seconds of each instruction."""
+        seconds = self._program.time(self._grown(rows).data_ptr(), rows, slots)
+        return list(zip(self._program.names(), seconds, strict=True))
+
+    @property
+    def ops(self) -> list[str]:
+        """The op of each instruction, in order."""
+        return self._program.names()
+
+    def _grown(self, rows: int) -> Tensor:
+        """The arena, with room for so many rows. Tensors that look into a smaller one keep that alive."""
+        needed = max(1, rows * self.row_bytes)
+        if self._arena.numel() < needed:
+            self._arena = _allocate(max(needed, 2 * self._arena.numel()))
+        return self._arena
+
+
+def _allocate(num_bytes: int) -> Tensor:
+    """Bytes from the system, on huge pages where it has them. They take memory only as they are written."""
+    pages = mmap.mmap(-1, -(-num_bytes // _GROWTH_BYTES) * _GROWTH_BYTES)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.from_numpy(np.frombuffer(pages, np.uint8))

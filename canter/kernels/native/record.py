@@ -1,0 +1,286 @@
+"""Recorders of the native ops: each checks a call on symbols as the op itself checks tensors, and adds an instruction.
+
+Addresses of weights, tables and caches are bound as they are at the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from canter import _native
+from canter.kernels.attention_plan import AttentionPlan
+from canter.kernels.native.attention import cache_arguments
+from canter.kernels.native.layout import TYPE_CODES
+from canter.kernels.recorder import Buffer, Recorder, RecordError, Symbol
+
+Place = Callable[[Symbol], Any]
+
+_SILU, _GELU_TANH = 0, 1
+
+
+def _require(holds: bool, op: str, expected: str) -> None:
+    if not holds:
+        raise RecordError(f"{op} with other than {expected}")
+
+
+def _code(op: str, x: Symbol | Tensor) -> int:
+    code = TYPE_CODES.get(x.dtype)
+    if code is None or x.device.type != "cpu":
+        raise RecordError(f"{op} on {x.dtype} on {x.device}")
+    return code
+
+
+def _has_packed_heads(x: Symbol) -> bool:
+    """Whether each row's heads [H, D] lie in one run."""
+    return len(x.tail) == 2 and x.strides[2] == 1 and (x.strides[1] == x.tail[1] or x.tail[0] == 1)
+
+
+def _is_metadata(x: Symbol, dtype: torch.dtype) -> bool:
+    return isinstance(x, Symbol) and not isinstance(x.source, Buffer) and x.dtype == dtype and x.is_contiguous()
+
+
+def linear(x: Symbol, weight: Tensor, bias: Tensor | None) -> Symbol:
+    """[rows, K] -> [rows, N]."""
+    fits = len(x.tail) == 1 and x.is_contiguous() and weight.dim() == 2 and x.tail == (weight.shape[1],) and weight.is_contiguous()
+    fits = fits and (bias is None or (bias.shape == weight.shape[:1] and bias.is_contiguous()))
+    _require(fits, "linear", "contiguous x [T, K], weight [N, K] and bias [N] or None")
+    outputs, width = weight.shape
+    out = x.recorder.new(x.dtype, outputs)
+    types = _code("linear", x), _code("linear", weight)
+    bias_at, bias_type = (0, 0) if bias is None else (x.recorder.bind(bias), _code("linear", bias))
+    matrix = x.recorder.bind(weight), types[1], bias_at, bias_type
+
+    def emit(program: Any, at: Place) -> None:
+        program.linear(at(x), types[0], *matrix, at(out), outputs, width)
+
+    x.recorder.add("linear", [x], [out], emit)
+    return out
+
+
+def embedding(token_ids: Symbol, weight: Tensor, scale: float = 1.0) -> Symbol:
+    """[rows] ids -> [rows, H]."""
+    fits = _is_metadata(token_ids, torch.int64) and token_ids.tail == () and weight.dim() == 2 and weight.is_contiguous()
+    _require(fits, "embedding", "int64 ids [T] of the step and contiguous weight [V, H]")
+    vocab, width = weight.shape
+    if scale != 1.0:
+        scale = torch.tensor(scale, dtype=weight.dtype).item()
+    out = token_ids.recorder.new(weight.dtype, width)
+    code, table = _code("embedding", weight), token_ids.recorder.bind(weight)
+
+    def emit(program: Any, at: Place) -> None:
+        program.embedding(at(token_ids), table, at(out), code, vocab, width, scale)
+
+    token_ids.recorder.add("embedding", [token_ids], [out], emit)
+    return out
+
+
+def rms_norm(x: Symbol, weight: Tensor, eps: float, plus_one: bool = False, cast_first: bool = True) -> Symbol:
+    """[rows, H], or heads [rows, heads, H] that may lie in a fused projection -> the same, contiguous."""
+    fits = (len(x.tail) == 1 and x.is_contiguous()) or _has_packed_heads(x)
+    _require(fits and weight.shape == x.tail[-1:] and weight.is_contiguous(), "rms_norm", "packed x [T, H] or [T, heads, H] and weight [H]")
+    heads, width = (1, *x.tail)[-2:]
+    out = x.recorder.new(x.dtype, *x.tail)
+    types, factor = (_code("rms_norm", x), _code("rms_norm", weight)), x.recorder.bind(weight)
+
+    def emit(program: Any, at: Place) -> None:
+        program.rms_norm(at(x), x.strides[0], factor, at(out), *types, heads, width, eps, plus_one, cast_first)
+
+    x.recorder.add("rms_norm", [x], [out], emit)
+    return out
+
+
+def add_rms_norm(
+    x: Symbol, residual: Symbol, weight: Tensor, eps: float, plus_one: bool = False, cast_first: bool = True
+) -> tuple[Symbol, Symbol]:
+    """Two [rows, H] -> (normed, sum)."""
+    fits = len(x.tail) == 1 and residual.tail == x.tail and residual.dtype == x.dtype and x.is_contiguous() and residual.is_contiguous()
+    fits = fits and weight.shape == x.tail and weight.is_contiguous()
+    _require(fits, "add_rms_norm", "contiguous x and residual [T, H] of one type and weight [H]")
+    (width,) = x.tail
+    out, total = x.recorder.new(x.dtype, width), x.recorder.new(x.dtype, width)
+    types, factor = (_code("add_rms_norm", x), _code("add_rms_norm", weight)), x.recorder.bind(weight)
+
+    def emit(program: Any, at: Place) -> None:
+        program.add_rms_norm(at(x), at(residual), factor, at(out), at(total), *types, width, eps, plus_one, cast_first)
+
+    x.recorder.add("add_rms_norm", [x, residual], [out, total], emit)
+    return out, total
+
+
+def _gated(op: str, gate_up: Symbol, activation: int) -> Symbol:
+    fits = len(gate_up.tail) == 1 and gate_up.tail[0] % 2 == 0 and gate_up.is_contiguous()
+    _require(fits, op, "contiguous [T, 2 I]")
+    width = gate_up.tail[0] // 2
+    out = gate_up.recorder.new(gate_up.dtype, width)
+    code = _code(op, gate_up)
+
+    def emit(program: Any, at: Place) -> None:
+        program.gated(op, at(gate_up), at(out), code, activation, width)
+
+    gate_up.recorder.add(op, [gate_up], [out], emit)
+    return out
+
+
+def silu_and_mul(gate_up: Symbol) -> Symbol:
+    """[rows, 2 I] -> [rows, I]."""
+    return _gated("silu_and_mul", gate_up, _SILU)
+
+
+def gelu_tanh_and_mul(gate_up: Symbol) -> Symbol:
+    """[rows, 2 I] -> [rows, I]."""
+    return _gated("gelu_tanh_and_mul", gate_up, _GELU_TANH)
+
+
+def softcap(x: Symbol, cap: float) -> Symbol:
+    """[rows, N] -> the same."""
+    _require(len(x.tail) == 1 and x.is_contiguous(), "softcap", "contiguous [T, N]")
+    out = x.recorder.new(x.dtype, *x.tail)
+    code = _code("softcap", x)
+
+    def emit(program: Any, at: Place) -> None:
+        program.softcap(at(x), at(out), code, x.tail[0], cap)
+
+    x.recorder.add("softcap", [x], [out], emit)
+    return out
+
+
+def convert(x: Symbol, dtype: torch.dtype) -> Symbol:
+    """[rows, N] bfloat16 -> float32: what `Symbol.to` records."""
+    fits = x.dtype == torch.bfloat16 and dtype == torch.float32 and len(x.tail) == 1 and x.is_contiguous()
+    _require(fits, "conversion", "contiguous [T, N] from bfloat16 to float32")
+    out = x.recorder.new(dtype, *x.tail)
+
+    def emit(program: Any, at: Place) -> None:
+        program.widen(at(x), at(out), x.tail[0])
+
+    x.recorder.add("widen", [x], [out], emit)
+    return out
+
+
+def gather(source: Symbol, count: str, indices: Symbol) -> Symbol:
+    """Rows `indices` of a matrix [count, N] that comes with the run; `count` names the slot of its number of rows."""
+    fits = not isinstance(source.source, Buffer) and source.is_contiguous() and _is_metadata(indices, torch.int64)
+    _require(fits, "gather", "rows of a contiguous matrix that is given")
+    recorder = indices.recorder
+    out = recorder.new(source.dtype, *source.tail)
+    row_bytes, count_slot = source.strides[0] * source.dtype.itemsize, recorder.slot(count).index
+
+    def emit(program: Any, at: Place) -> None:
+        program.gather(at(source), count_slot, at(indices), at(out), row_bytes)
+
+    recorder.add("gather", [source, indices], [out], emit)
+    return out
+
+
+def rotary(q: Symbol, k: Symbol, positions: Symbol, cos_sin: Tensor, rot_dim: int) -> None:
+    """In place, in q and k [rows, heads, D]."""
+    fits = _has_packed_heads(q) and _has_packed_heads(k) and q.tail[1] == k.tail[1] and q.dtype == k.dtype
+    fits = fits and _is_metadata(positions, torch.int64) and positions.tail == ()
+    fits = fits and cos_sin.dim() == 2 and cos_sin.shape[1] == rot_dim <= q.tail[1] and rot_dim % 2 == 0
+    fits = fits and cos_sin.dtype == torch.float32 and cos_sin.is_contiguous()
+    _require(fits, "rotary", "packed heads of q and k, int64 positions of the step and a float32 table")
+    sizes = q.tail[0], k.tail[0], q.tail[1], rot_dim, cos_sin.shape[0]
+    code, table = _code("rotary", q), q.recorder.bind(cos_sin)
+
+    def emit(program: Any, at: Place) -> None:
+        program.rotary(at(q), at(k), code, q.strides[0], k.strides[0], at(positions), table, *sizes)
+
+    q.recorder.add("rotary", [q, k, positions], [q, k], emit)
+
+
+def _cache_arguments(
+    op: str, recorder: Recorder, k_cache: Tensor, v_cache: Tensor, heads: int, head_dim: int, k_scale: Tensor | None, v_scale: Tensor | None
+) -> tuple[int, ...]:
+    """What an instruction binds of a layer's cache."""
+    try:
+        arguments = cache_arguments(op, k_cache, v_cache, heads, head_dim, k_scale, v_scale)
+    except ValueError as error:
+        raise RecordError(str(error)) from None
+    for tensor in (k_cache, v_cache, k_scale, v_scale):
+        if tensor is not None:
+            recorder.bind(tensor)
+    return arguments
+
+
+def write_kv(
+    k: Symbol,
+    v: Symbol,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Symbol,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """k and v [rows, heads, D] into the caches."""
+    fits = _has_packed_heads(k) and _has_packed_heads(v) and k.tail == v.tail and k.dtype == v.dtype
+    _require(fits and _is_metadata(slot_mapping, torch.int64), "write_kv", "packed heads of k and v, int64 slots of the step")
+    heads, head_dim = k.tail
+    caches = _cache_arguments("write_kv", k.recorder, k_cache, v_cache, heads, head_dim, k_scale, v_scale)
+    new = _code("write_kv", k), k.strides[0], v.strides[0]
+    sizes = heads, head_dim, k_cache.shape[0], v_cache.shape[2]
+
+    def emit(program: Any, at: Place) -> None:
+        program.write_kv(at(k), at(v), *new, *caches, at(slot_mapping), *sizes)
+
+    k.recorder.add("write_kv", [k, v, slot_mapping], [], emit)
+
+
+def _plan(recorder: Recorder, plan: AttentionPlan, shape: tuple[int, ...]) -> Any:
+    """The native plan of a state group for layers of one shape (Hq, Hk, D, NB, BS, window), made once a step.
+
+    The width of the table comes in the slot `<table's name>.width`, the number of requests in `num_reqs`.
+    """
+    made = plan.made.get(shape)
+    if made is not None:
+        return made
+    symbols: tuple[Any, ...] = plan.block_table, plan.query_start_loc, plan.seq_lens
+    table, starts, lengths = symbols
+    _require(all(_is_metadata(x, torch.int32) for x in symbols), "paged_attention", "int32 metadata of the step")
+    native = plan.made[shape] = _native.AttentionPlan()
+    counts = recorder.slot("num_reqs").index, recorder.slot(f"{table.name}.width").index
+
+    def emit(program: Any, at: Place) -> None:
+        program.attention_plan(native, at(table), at(starts), at(lengths), *counts, *shape)
+
+    recorder.add("attention_plan", symbols, [], emit)
+    return native
+
+
+def paged_attention(
+    q: Symbol,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Symbol,
+    query_start_loc: Symbol,
+    seq_lens: Symbol,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    plan: AttentionPlan | None = None,
+) -> Symbol:
+    """q [rows, heads, D] -> the same, contiguous."""
+    _require(_has_packed_heads(q) and v_cache.dim() == 4 and q.tail[0] % v_cache.shape[1] == 0, "paged_attention", "packed heads of q")
+    heads, head_dim = q.tail
+    num_blocks, k_heads, block_size, _ = v_cache.shape
+    recorder = q.recorder
+    caches = _cache_arguments("paged_attention", recorder, k_cache, v_cache, k_heads, head_dim, k_scale, v_scale)
+    given: Any = block_table, query_start_loc, seq_lens
+    native = _plan(recorder, plan or AttentionPlan(*given), (heads, k_heads, head_dim, num_blocks, block_size, window))
+    fits = sinks is None or (sinks.shape == (heads,) and sinks.dtype == torch.float32 and sinks.is_contiguous())
+    _require(fits, "paged_attention", "contiguous float32 sinks [Hq]")
+    sinks_at = 0 if sinks is None else recorder.bind(sinks)
+    out = recorder.new(q.dtype, heads, head_dim)
+    code = _code("paged_attention", q)
+
+    def emit(program: Any, at: Place) -> None:
+        program.paged_attention(native, at(q), code, q.strides[0], *caches, sinks_at, at(out), scale, softcap)
+
+    recorder.add("paged_attention", [q], [out], emit)
+    return out

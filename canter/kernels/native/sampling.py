@@ -1,0 +1,102 @@
+"""Native choice of tokens. Meaning: `canter.kernels.reference.sampling`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from canter import _native
+from canter.kernels.native.layout import contiguous, require
+from canter.kernels.reference import sampling as reference
+from canter.kernels.reference.random import stream_offset
+
+
+def _require_logits(op: str, logits: Tensor) -> tuple[int, int]:
+    fits = logits.dim() == 2 and logits.shape[1] > 0 and logits.dtype == torch.float32 and logits.is_contiguous()
+    require(fits and logits.device.type == "cpu", op, "contiguous float32 logits [L, V] on the CPU", logits)
+    return logits.shape[0], logits.shape[1]
+
+
+def _limits(op: str, rows: int, top_k: Tensor, top_p: Tensor, log_min_p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    require(top_k.shape == top_p.shape == log_min_p.shape == (rows,), op, f"limits [{rows}]", top_k, top_p, log_min_p)
+    return contiguous(top_k, torch.int64), contiguous(top_p, torch.float64), contiguous(log_min_p, torch.float32)
+
+
+def greedy_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """As the reference."""
+    rows, vocab = _require_logits("greedy_tokens", logits)
+    scores, tokens = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
+    _native.greedy_tokens(logits.data_ptr(), scores.data_ptr(), tokens.data_ptr(), rows, vocab)
+    return scores, tokens
+
+
+def draw_tokens(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    log_min_p: Tensor,
+    seed_keys: Tensor,
+    positions: Tensor,
+    salts: Tensor,
+    truncates: bool,
+    stream: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """As the reference; `truncates` changes nothing. Sums of probabilities and noise differ from it in the last places."""
+    rows, vocab = _require_logits("draw_tokens", logits)
+    fits = temperature.shape == seed_keys.shape == positions.shape == (rows,) and salts.shape == (vocab,)
+    require(fits, "draw_tokens", f"temperature, seed_keys, positions [{rows}], salts [{vocab}]", temperature, seed_keys, positions, salts)
+    limits = _limits("draw_tokens", rows, top_k, top_p, log_min_p)
+    temperature, salts = contiguous(temperature, torch.float32), contiguous(salts, torch.int32)
+    seed_keys, positions = contiguous(seed_keys, torch.int64), contiguous(positions, torch.int64)
+    scores, tokens = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
+    places = (logits, temperature, *limits, seed_keys, positions, salts, scores, tokens)
+    _native.draw_tokens(*[t.data_ptr() for t in places], rows, vocab, stream_offset(stream))
+    return scores, tokens
+
+
+def keep_tokens(logits: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor) -> None:
+    """As the reference; rows whose largest logit is not finite stay as they are."""
+    rows, vocab = _require_logits("keep_tokens", logits)
+    limits = _limits("keep_tokens", rows, top_k, top_p, log_min_p)
+    _native.keep_tokens(logits.data_ptr(), *[t.data_ptr() for t in limits], rows, vocab)
+
+
+def penalize(
+    logits: Tensor,
+    lines: Tensor,
+    rows: Tensor,
+    counts: Tensor,
+    repetition: Tensor,
+    frequency: Tensor,
+    presence: Tensor,
+    draft_ids: Tensor,
+    draft_counts: Tensor,
+) -> None:
+    """As the reference."""
+    _, vocab = _require_logits("penalize", logits)
+    number = lines.shape[0]
+    fits = rows.shape == repetition.shape == frequency.shape == presence.shape == (number,) and counts.shape[1:] == (vocab,)
+    fits = fits and counts.is_contiguous() and counts.dtype == torch.int32 and draft_ids.shape == draft_counts.shape
+    require(
+        fits and draft_ids.shape[0] == number, "penalize", "lines, rows, penalties [N], drafts [N, D], counts [R, V]", lines, rows, counts
+    )
+    lines, rows, draft_ids = (contiguous(t, torch.int64) for t in (lines, rows, draft_ids))
+    penalties = [contiguous(t, torch.float32) for t in (repetition, frequency, presence)]
+    draft_counts = contiguous(draft_counts, torch.int32)
+    places = (logits, lines, rows, counts, *penalties, draft_ids, draft_counts)
+    _native.penalize(*[t.data_ptr() for t in places], number, vocab, draft_ids.shape[1], reference.IN_PROMPT)
+
+
+def token_logprobs(logits: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """As the reference, which also serves more than 1024 tokens: a sort is then what is asked for."""
+    if num_top > _native.MAX_TOP_LOGPROBS:
+        return reference.token_logprobs(logits, chosen, num_top)
+    rows, vocab = _require_logits("token_logprobs", logits)
+    require(chosen.shape == (rows,) and 0 <= num_top <= vocab, "token_logprobs", f"chosen [{rows}], at most {vocab} tokens", chosen)
+    chosen = contiguous(chosen, torch.int64)
+    ids, found = torch.empty((rows, 1 + num_top), dtype=torch.int64), torch.empty((rows, 1 + num_top))
+    ranks = torch.empty(rows, dtype=torch.int64)
+    places = (logits, chosen, ids, found, ranks)
+    _native.token_logprobs(*[t.data_ptr() for t in places], rows, vocab, num_top)
+    return ids, found, ranks

@@ -1,0 +1,172 @@
+"""Steps of a model: its forward and its logits, recorded once and replayed for any batch, or eager where that can't be.
+
+A recording binds the addresses of weights and caches; everything that varies comes with the step. Both kinds give the
+same bits: a program makes the calls that the eager forward makes.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from canter.core.logging import get_logger
+from canter.kernels.native import program, record
+from canter.kernels.native.program import NativeProgram
+from canter.kernels.recorder import RecordError, Rows
+from canter.layers.context import GroupContext, StepContext
+
+logger = get_logger(__name__)
+
+
+class Model(Protocol):
+    """What a runner asks of a model; see `models/contract.py`."""
+
+    def forward(self, token_ids: Tensor, ctx: StepContext) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+
+class Steps(Protocol):
+    """Runs a model's steps. `eager_reason`: why it runs them eagerly, or None where it replays a program.
+
+    Results may lie in memory that the next call of the same function uses again: whoever keeps them copies them.
+    """
+
+    @property
+    def eager_reason(self) -> str | None: ...
+
+    def forward(self, token_ids: Tensor, ctx: StepContext) -> Tensor:
+        """[T] token ids -> hidden states [T, H]. Writes the caches of `ctx`."""
+        ...
+
+    def logits(self, hidden: Tensor, indices: Tensor) -> Tensor:
+        """Logits [L, V] float32 of the rows `indices` [L] of what `forward` returned."""
+        ...
+
+    def check(self) -> None:
+        """Look whether weights or caches have moved since they were bound."""
+        ...
+
+
+class EagerSteps:
+    """Every op called from Python, layer by layer."""
+
+    def __init__(self, model: Model, reason: str) -> None:
+        self._model = model
+        self.eager_reason: str | None = reason
+
+    def forward(self, token_ids: Tensor, ctx: StepContext) -> Tensor:
+        return self._model.forward(token_ids, ctx)
+
+    def logits(self, hidden: Tensor, indices: Tensor) -> Tensor:
+        # The whole hidden state is its own selection when every row has one token.
+        return self._model.logits(hidden if len(indices) == hidden.shape[0] else hidden[indices])
+
+    def check(self) -> None:
+        pass
+
+
+class StepProgram:
+    """A model's forward and logits as programs. Raises `RecordError` for a model that can't be recorded.
+
+    Bound to weights and caches as they are: `check` records again where one has moved. Their memory is kept until then,
+    so that a program never reads what is no longer there.
+    """
+
+    eager_reason: str | None = None
+
+    def __init__(self, model: Model, caches: list[dict[str, Tensor]], group_of_layer: list[int]) -> None:
+        self._model, self._caches, self._group_of_layer = model, caches, group_of_layer
+        self._num_groups = max(group_of_layer, default=-1) + 1
+        self._record()
+
+    def check(self) -> None:
+        """Record again if a weight or a cache lies elsewhere than when it was bound."""
+        if self._addresses() != self._bound:
+            self._record()
+
+    def forward(self, token_ids: Tensor, ctx: StepContext) -> Tensor:
+        """As the model's. The result is valid until the next forward."""
+        rows, requests = token_ids.shape[0], ctx.num_reqs
+        given = [
+            _checked(token_ids, torch.int64, rows),
+            _checked(ctx.positions, torch.int64, rows),
+            _checked(ctx.query_start_loc, torch.int32, requests + 1),
+            _checked(ctx.seq_lens, torch.int32, requests),
+        ]
+        slots = [x.data_ptr() for x in given]
+        slots.append(requests)
+        for group in ctx.groups:
+            given.append(_checked(group.block_table, torch.int32, requests))
+            given.append(_checked(group.slot_mapping, torch.int64, rows))
+            slots += given[-2].data_ptr(), given[-2].shape[1], given[-1].data_ptr()
+        return self._forward.run(rows, slots)
+
+    def logits(self, hidden: Tensor, indices: Tensor) -> Tensor:
+        """As the model's, of rows of `hidden`. The result is valid until the next call."""
+        hidden = _checked(hidden, self._hidden_dtype, hidden.shape[0])
+        indices = _checked(indices, torch.int64, indices.shape[0])
+        return self._logits.run(indices.shape[0], [hidden.data_ptr(), hidden.shape[0], indices.data_ptr()])
+
+    @property
+    def programs(self) -> tuple[NativeProgram, NativeProgram]:
+        """Of the forward and of the logits."""
+        return self._forward, self._logits
+
+    def _addresses(self) -> list[int]:
+        tensors = (*self._constants, *(tensor for cache in self._caches for tensor in cache.values()))
+        return [tensor.data_ptr() for tensor in tensors]
+
+    def _record(self) -> None:
+        recorder = program.new_recorder()
+        token_ids = recorder.given("token_ids", torch.int64)
+        ctx = StepContext(
+            positions=recorder.given("positions", torch.int64),  # type: ignore[arg-type]
+            query_start_loc=recorder.given("query_start_loc", torch.int32),  # type: ignore[arg-type]
+            seq_lens=recorder.given("seq_lens", torch.int32),  # type: ignore[arg-type]
+            num_reqs=Rows(),  # type: ignore[arg-type]
+            groups=[],
+            group_of_layer=self._group_of_layer,
+            caches=self._caches,
+        )
+        recorder.slot("num_reqs")
+        for i in range(self._num_groups):
+            table = recorder.given(f"block_table.{i}", torch.int32)
+            recorder.slot(f"block_table.{i}.width")
+            ctx.groups.append(GroupContext(table, recorder.given(f"slot_mapping.{i}", torch.int64)))  # type: ignore[arg-type]
+        num_slots = len(recorder.slots)
+        hidden = self._model.forward(token_ids, ctx)  # type: ignore[arg-type]
+        if len(recorder.slots) != num_slots:
+            raise RecordError(f"slots that no step fills: {', '.join(slot.name for slot in recorder.slots[num_slots:])}")
+        self._forward = NativeProgram(recorder, hidden)  # type: ignore[arg-type]
+
+        head = program.new_recorder()
+        rows = head.given("hidden", hidden.dtype, *hidden.shape[1:])
+        head.slot("num_hidden")
+        chosen = record.gather(rows, "num_hidden", head.given("indices", torch.int64))
+        self._logits = NativeProgram(head, self._model.logits(chosen))  # type: ignore[arg-type]
+        self._hidden_dtype = hidden.dtype
+        self._constants = [*recorder.constants, *head.constants]
+        self._kept = [tensor.untyped_storage() for tensor in self._constants]
+        self._bound = self._addresses()
+
+
+def make_steps(model: Model, caches: list[dict[str, Tensor]], group_of_layer: list[int], eager: bool) -> Steps:
+    """A program of the model where it can be recorded and `eager` does not forbid it; why not is logged."""
+    if eager:
+        return EagerSteps(model, "--enforce-eager")
+    try:
+        return StepProgram(model, caches, group_of_layer)
+    except Exception as error:  # whatever a model does with symbols: eagerly it serves, or says itself what is wrong
+        reason = str(error) if isinstance(error, RecordError) else f"{type(error).__name__}: {error}"
+        logger.info("Steps run eagerly, since the model can't be recorded: %s.", reason)
+        return EagerSteps(model, reason)
+
+
+def _checked(tensor: Tensor, dtype: torch.dtype, size: int) -> Tensor:
+    """The tensor, of that type and in one run: itself where it is so already. Raises `ValueError` for another length."""
+    if tensor.shape[0] != size:
+        raise ValueError(f"expected {size} rows, got {list(tensor.shape)}.")
+    return tensor if tensor.dtype == dtype and tensor.is_contiguous() else tensor.to(dtype).contiguous()

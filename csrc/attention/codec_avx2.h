@@ -1,0 +1,83 @@
+// Elements of the cache as floats, with AVX2 and F16C. What a codec has: see codec_scalar.h.
+#pragma once
+
+#include "isa/vec_avx2.h"
+
+namespace canter::avx2 {
+
+struct CodecF32 {
+    using Element = float;
+    static constexpr int lanes = 1;
+    static constexpr float factor = 1.0f;
+    using Raw = __m256;
+    static Raw raw(const char* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
+    template <int H>
+    static __m256 get(Raw r) {
+        return r;
+    }
+    static __m256 load(const Element* p) { return _mm256_loadu_ps(p); }
+};
+
+struct CodecBF16 {
+    using Element = bf16;
+    static constexpr int lanes = 2;
+    static constexpr float factor = 1.0f;
+    using Raw = __m256i;
+    static Raw raw(const char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+    template <int H>
+    static __m256 get(Raw r) {
+        return _mm256_castsi256_ps(H == 0 ? _mm256_slli_epi32(r, 16) : _mm256_and_si256(r, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+    }
+    static __m256 load(const Element* p) { return Vec::load(p); }
+};
+
+// The seven bits below the sign, put where a half float has its exponent and significand, make a 256th of the value, and the
+// machine widens half floats by itself.
+struct CodecFP8 {
+    using Element = std::uint8_t;
+    static constexpr int lanes = 4;
+    static constexpr float factor = 256.0f;
+    struct Raw {
+        __m256i first, second;  // half floats of elements 0 and 1, 2 and 3
+    };
+    static __m256i halves(__m128i codes) {
+        const __m256i wide = _mm256_cvtepu8_epi16(codes);
+        __m256i size = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(0x3f80));
+        size = _mm256_or_si256(size, _mm256_cmpeq_epi16(size, _mm256_set1_epi16(0x3f80)));  // NaN stays
+        return _mm256_or_si256(size, _mm256_and_si256(_mm256_slli_epi16(wide, 8), _mm256_set1_epi16(static_cast<short>(0x8000))));
+    }
+    static Raw raw(const char* p) {
+        const __m256i turn = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        const __m256i turned = _mm256_shuffle_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), turn);
+        const __m256i rows = _mm256_permutevar8x32_epi32(turned, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+        return {halves(_mm256_castsi256_si128(rows)), halves(_mm256_extracti128_si256(rows, 1))};
+    }
+    template <int H>
+    static __m256 get(const Raw& r) {
+        const __m256i pair = H < 2 ? r.first : r.second;
+        return _mm256_cvtph_ps(H % 2 == 0 ? _mm256_castsi256_si128(pair) : _mm256_extracti128_si256(pair, 1));
+    }
+    static __m256 load(const Element* p) {
+        const __m128i wide = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+        __m128i size = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(0x3f80));
+        size = _mm_or_si128(size, _mm_cmpeq_epi16(size, _mm_set1_epi16(0x3f80)));
+        return _mm256_cvtph_ps(_mm_or_si128(size, _mm_and_si128(_mm_slli_epi16(wide, 8), _mm_set1_epi16(static_cast<short>(0x8000)))));
+    }
+};
+
+struct CodecI8 {
+    using Element = std::int8_t;
+    static constexpr int lanes = 4;
+    static constexpr float factor = 1.0f;
+    using Raw = __m256i;
+    static Raw raw(const char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+    template <int H>
+    static __m256 get(Raw r) {
+        return _mm256_cvtepi32_ps(_mm256_srai_epi32(H == 3 ? r : _mm256_slli_epi32(r, 24 - 8 * H), 24));
+    }
+    static __m256 load(const Element* p) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+    }
+};
+
+}  // namespace canter::avx2

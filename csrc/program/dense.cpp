@@ -1,0 +1,122 @@
+// Instructions for matrix products, embedding, normalisation and activations.
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "isa/dispatch.h"
+#include "parallel/rows.h"
+#include "program/instructions.h"
+
+namespace nb = nanobind;
+
+namespace canter {
+namespace {
+
+void add_linear(Program& program, Operand x, int x_type, Address weight, int weight_type, Address bias, int bias_type, Operand out,
+                std::int64_t outputs, std::int64_t width) {
+    const LinearCall call{nullptr, dtype_of(x_type), at(weight), dtype_of(weight_type), at(bias), dtype_of(bias_type), nullptr, 0, outputs, width};
+    program.add("linear", [=](const Frame& frame) {
+        LinearCall now = call;
+        now.x = x.at(frame);
+        now.out = out.at(frame);
+        now.rows = frame.rows;
+        linear(now);
+    });
+}
+
+void add_embedding(Program& program, Operand ids, Address weight, Operand out, int type, std::int64_t vocab, std::int64_t width, float scale) {
+    const EmbeddingArgs args{nullptr, at(weight), nullptr, dtype_of(type), 0, vocab, width, scale};
+    program.add("embedding", [=](const Frame& frame) {
+        EmbeddingArgs now = args;
+        now.ids = ids.at<std::int64_t>(frame);
+        now.out = out.at(frame);
+        now.rows = frame.rows;
+        embedding(now);
+    });
+}
+
+void add_rms_norm(Program& program, Operand x, std::int64_t x_stride, Address weight, Operand out, int type, int weight_type, std::int64_t heads,
+                  std::int64_t width, float eps, bool plus_one, bool cast_first) {
+    const NormArgs args{nullptr, nullptr, at(weight), nullptr, nullptr, dtype_of(type), dtype_of(weight_type), 0, width,
+                        heads,   x_stride, eps,       plus_one, cast_first};
+    program.add("rms_norm", [=](const Frame& frame) {
+        NormArgs now = args;
+        now.x = x.at(frame);
+        now.out = out.at(frame);
+        now.rows = frame.rows * heads;
+        rms_norm(now);
+    });
+}
+
+void add_add_rms_norm(Program& program, Operand x, Operand residual, Address weight, Operand out, Operand total, int type, int weight_type,
+                      std::int64_t width, float eps, bool plus_one, bool cast_first) {
+    const NormArgs args{nullptr, nullptr, at(weight), nullptr, nullptr, dtype_of(type), dtype_of(weight_type), 0, width,
+                        1,       width,   eps,        plus_one, cast_first};
+    program.add("add_rms_norm", [=](const Frame& frame) {
+        NormArgs now = args;
+        now.x = x.at(frame);
+        now.residual = residual.at(frame);
+        now.out = out.at(frame);
+        now.total = total.at(frame);
+        now.rows = frame.rows;
+        rms_norm(now);
+    });
+}
+
+void add_gated(Program& program, const std::string& name, Operand gate_up, Operand out, int type, int activation, std::int64_t width) {
+    const GatedArgs args{nullptr, nullptr, dtype_of(type), static_cast<Activation>(activation), 0, width};
+    program.add(name, [=](const Frame& frame) {
+        GatedArgs now = args;
+        now.gate_up = gate_up.at(frame);
+        now.out = out.at(frame);
+        now.rows = frame.rows;
+        gated(now);
+    });
+}
+
+void add_softcap(Program& program, Operand x, Operand out, int type, std::int64_t width, float cap) {
+    program.add("softcap", [=](const Frame& frame) { softcap({x.at(frame), out.at(frame), dtype_of(type), frame.rows * width, cap}); });
+}
+
+// bfloat16 to float32.
+void add_widen(Program& program, Operand x, Operand out, std::int64_t width) {
+    program.add("widen", [=](const Frame& frame) {
+        const KernelTable& k = kernels();
+        const bf16* source = x.at<bf16>(frame);
+        float* target = out.at<float>(frame);
+        for_rows(frame.rows, width, [&](std::int64_t begin, std::int64_t end) {
+            k.widen(source + begin * width, target + begin * width, (end - begin) * width);
+        });
+    });
+}
+
+// Rows `indices` of a matrix whose number of rows is in the slot `count`.
+void add_gather(Program& program, Operand source, std::int64_t count, Operand indices, Operand out, std::int64_t row_bytes) {
+    program.add("gather", [=](const Frame& frame) {
+        const char* from = source.at<char>(frame);
+        const std::int64_t* index = indices.at<std::int64_t>(frame);
+        char* to = out.at<char>(frame);
+        for (std::int64_t i = 0; i < frame.rows; ++i) {
+            if (index[i] < 0 || index[i] >= frame.slots[count]) {
+                throw std::out_of_range("gather: rows must be in [0, " + std::to_string(frame.slots[count]) + "), got " + std::to_string(index[i]) + ".");
+            }
+            std::memcpy(to + i * row_bytes, from + index[i] * row_bytes, static_cast<std::size_t>(row_bytes));
+        }
+    });
+}
+
+}  // namespace
+
+void bind_dense_instructions(nb::class_<Program>& program) {
+    program.def("linear", &add_linear)
+        .def("embedding", &add_embedding)
+        .def("rms_norm", &add_rms_norm)
+        .def("add_rms_norm", &add_add_rms_norm)
+        .def("gated", &add_gated)
+        .def("softcap", &add_softcap)
+        .def("widen", &add_widen)
+        .def("gather", &add_gather);
+}
+
+}  // namespace canter

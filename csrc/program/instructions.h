@@ -1,0 +1,14 @@
+// The instructions of a program, one method of the Python class each. A file binds those of one area.
+#pragma once
+
+#include <nanobind/stl/string.h>
+
+#include "bind.h"
+#include "program/program.h"
+
+namespace canter {
+
+void bind_dense_instructions(nanobind::class_<Program>& program);
+void bind_attention_instructions(nanobind::class_<Program>& program);
+
+}  // namespace canter

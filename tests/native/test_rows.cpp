@@ -1,0 +1,224 @@
+// Ops on rows of elements: norms, activations, soft cap, rotary embedding, embedding.
+
+#include "activation/activation.h"
+#include "check.h"
+#include "embedding/embedding.h"
+#include "norm/norm.h"
+#include "rope/rotary.h"
+
+namespace canter::test {
+namespace {
+
+// The number that storing x as T leaves.
+template <class T>
+double rounded(double x) {
+    return to_float(from_float<T>(static_cast<float>(x)));
+}
+
+struct NormCase {
+    std::int64_t rows, width;
+    bool residual, plus_one, cast_first;
+};
+
+template <class T, class W>
+void check_norm(const NormCase& c, const Buffer<T>& x, const Buffer<T>& residual, const Buffer<W>& weight, float eps) {
+    Buffer<T> out(x.size()), total(x.size());
+    const auto call = [&](std::int64_t row, std::int64_t rows, T* to, T* sums) {
+        const std::int64_t at = row * c.width;
+        rms_norm({x.data() + at, c.residual ? residual.data() + at : nullptr, weight.data(), to, c.residual ? sums : nullptr, dtype_of<T>, dtype_of<W>, rows,
+                  c.width, eps, c.plus_one, c.cast_first});
+    };
+    call(0, c.rows, out.data(), total.data());
+    for (std::int64_t r = 0; r < c.rows; ++r) {
+        double squares = 0;
+        std::vector<double> values;
+        for (std::int64_t i = r * c.width; i < (r + 1) * c.width; ++i) {
+            double value = to_float(x[i]);
+            if (c.residual) {
+                value = rounded<T>(value + to_float(residual[i]));
+                check_same_bits("total", &total[i], std::vector<T>{from_float<T>(to_float(x[i]) + to_float(residual[i]))}.data(), std::isnan(value) ? 0 : 1);
+            }
+            values.push_back(value);
+            squares += static_cast<double>(static_cast<float>(value * value));  // float32 overflows, and so may the sum
+        }
+        const double factor = 1.0 / std::sqrt(static_cast<float>(squares) / static_cast<double>(c.width) + eps);
+        for (std::int64_t i = 0; i < c.width; ++i) {
+            const double w = to_float(weight[i]) + (c.plus_one ? 1.0 : 0.0), normed = values[static_cast<std::size_t>(i)] * factor;
+            const double expected = c.cast_first ? rounded<T>(normed) * rounded<W>(w) : normed * w;
+            const double twice = c.cast_first ? relative_of<T>(0) + relative_of<W>(0) : 0;  // a rounding may fall to the other side
+            check_close("rms_norm", r * c.width + i, to_float(out[r * c.width + i]), expected, relative_of<T>(16) + 2 * twice, 1e-37);
+        }
+        Buffer<T> alone(c.width), sums(c.width);
+        call(r, 1, alone.data(), sums.data());
+        check_same_bits("rms_norm, a row alone", alone.data(), out.data() + r * c.width, c.width);
+    }
+}
+
+TEST(rms_norm) {
+    for_types([](auto t, auto w) {
+        using T = decltype(t);
+        using W = decltype(w);
+        Random random(1);
+        for (const std::int64_t width : kWidths) {
+            for (int flags = 0; flags < 8; ++flags) {
+                const NormCase c{3, width, (flags & 1) != 0, (flags & 2) != 0, (flags & 4) != 0};
+                check_norm(c, random_buffer<T>(random, 3 * width, 3), random_buffer<T>(random, 3 * width), random_buffer<W>(random, width), 1e-5f);
+            }
+        }
+        for_threads([&] { check_norm({200, 130, true, false, false}, random_buffer<T>(random, 26000), random_buffer<T>(random, 26000), random_buffer<W>(random, 130), 0.0f); });
+    });
+}
+
+TEST(rms_norm_of_extremes) {
+    Random random(2);
+    for (const float value : {0.0f, 1e-40f, 1e-20f, 1e18f, INFINITY, NAN}) {
+        const Buffer<float> x = filled<float>(3 * 17, value), weight = random_buffer<float>(random, 17);
+        // The squares of 1e-20 are denormal, and of 1e-40 zero: eps decides, and nothing may trap or read what it must not.
+        check_norm({3, 17, false, false, false}, x, x, weight, 1e-6f);
+    }
+    Buffer<float> x = random_buffer<float>(random, 2 * 33);
+    x[40] = INFINITY;  // one row's infinity is not another's
+    Buffer<float> out(66);
+    rms_norm({x.data(), nullptr, filled<float>(33, 1).data(), out.data(), nullptr, DType::float32, DType::float32, 2, 33, 1e-6f, false, false});
+    for (std::int64_t i = 0; i < 33; ++i) CHECK(std::isfinite(out[i]));
+    CHECK(std::isnan(out[40]) && out[41] == 0);
+}
+
+double silu(double x) { return x / (1 + std::exp(-x)); }
+
+double gelu(double x) { return x / (1 + std::exp(-2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
+
+template <class T>
+void check_gated(const Buffer<T>& x, std::int64_t rows, std::int64_t width, Activation activation, bool extreme) {
+    Buffer<T> out(rows * width);
+    gated({x.data(), out.data(), dtype_of<T>, activation, rows, width});
+    for (std::int64_t r = 0; r < rows; ++r) {
+        for (std::int64_t i = 0; i < width; ++i) {
+            const double gate = to_float(x[r * 2 * width + i]), up = to_float(x[r * 2 * width + width + i]);
+            const double activated = activation == Activation::silu ? silu(gate) : gelu(gate);
+            const double expected = static_cast<double>(static_cast<float>(activated)) * up;
+            // Far out, e^-x times x is a number in double and gone in float32: what remains is zero, or NaN times infinity.
+            if (extreme && (std::abs(activated) < 1e-30 || std::isinf(gate)) && !std::isfinite(up)) continue;
+            check_close("gated", r * width + i, to_float(out[r * width + i]), expected, relative_of<T>(activation == Activation::silu ? 8 : 64),
+                        1e-30 * std::max(1.0, std::abs(up)));
+        }
+        Buffer<T> alone(width);
+        gated({x.data() + r * 2 * width, alone.data(), dtype_of<T>, activation, 1, width});
+        check_same_bits("gated, a row alone", alone.data(), out.data() + r * width, width);
+    }
+}
+
+TEST(gated) {
+    Random random(3);
+    for (const Activation activation : {Activation::silu, Activation::gelu_tanh}) {
+        for (const std::int64_t width : kWidths) {
+            check_gated(random_buffer<float>(random, 3 * 2 * width, 6), 3, width, activation, false);
+            check_gated(random_buffer<bf16>(random, 3 * 2 * width, 6), 3, width, activation, false);
+        }
+        check_gated(extreme_buffer<float>(random, 2 * 3 * 500), 3, 500, activation, true);
+        check_gated(extreme_buffer<bf16>(random, 2 * 3 * 500), 3, 500, activation, true);
+        for_threads([&] { check_gated(random_buffer<float>(random, 2 * 100 * 130), 100, 130, activation, false); });
+    }
+}
+
+template <class T>
+void check_softcap(const Buffer<T>& x, float cap) {
+    Buffer<T> out(x.size());
+    softcap({x.data(), out.data(), dtype_of<T>, x.size(), cap});
+    for (std::int64_t i = 0; i < x.size(); ++i) {
+        check_close("softcap", i, to_float(out[i]), cap * std::tanh(static_cast<double>(to_float(x[i])) / cap), relative_of<T>(16), 1e-37);
+    }
+}
+
+TEST(softcap) {
+    Random random(4);
+    for (const std::int64_t count : kWidths) {
+        check_softcap(random_buffer<float>(random, count, 90), 30);
+        check_softcap(random_buffer<bf16>(random, count, 90), 50);
+    }
+    check_softcap(extreme_buffer<float>(random, 700), 30);
+    check_softcap(extreme_buffer<bf16>(random, 700), 30);
+    for_threads([&] { check_softcap(random_buffer<float>(random, 40001, 90), 30); });
+}
+
+template <class T>
+void check_rotary(Random& random, std::int64_t rows, std::int64_t q_heads, std::int64_t k_heads, std::int64_t dim, std::int64_t rot, std::int64_t gap) {
+    constexpr std::int64_t max_pos = 11;
+    const auto size = [&](std::int64_t heads) { return rows * heads * dim + (rows - 1) * gap; };
+    const Buffer<T> q = random_buffer<T>(random, size(q_heads)), k = random_buffer<T>(random, size(k_heads));
+    const Buffer<float> table = random_buffer<float>(random, max_pos * rot);
+    Buffer<std::int64_t> positions(rows);
+    for (std::int64_t t = 0; t < rows; ++t) positions[t] = t == rows - 1 ? max_pos - 1 : random.below(max_pos);
+    Buffer<T> new_q = q, new_k = k;
+    const std::int64_t q_stride = q_heads * dim + gap, k_stride = k_heads * dim + gap;
+    rotary({new_q.data(), new_k.data(), dtype_of<T>, q_stride, k_stride, positions.data(), table.data(), rows, q_heads, k_heads, dim, rot, max_pos});
+    const auto check = [&](const Buffer<T>& before, const Buffer<T>& after, std::int64_t heads, std::int64_t stride) {
+        for (std::int64_t at = 0; at < before.size(); ++at) {
+            const std::int64_t t = at / stride, inside = at % stride, i = inside % dim, half = rot / 2;
+            if (inside >= heads * dim || i >= rot) {  // gaps and the rest of a head stay
+                check_same_bits("rotary, elsewhere", &after[at], &before[at], 1);
+                continue;
+            }
+            const float* row = table.data() + positions[t] * rot;
+            const double x = to_float(before[at]), c = row[i % half], s = row[half + i % half];
+            const double other = to_float(before[i < half ? at + half : at - half]);
+            const double expected = i < half ? x * c - other * s : x * c + other * s;
+            check_close("rotary", at, to_float(after[at]), expected, relative_of<T>(2), 2e-7);
+        }
+    };
+    check(q, new_q, q_heads, q_stride);
+    check(k, new_k, k_heads, k_stride);
+}
+
+TEST(rotary) {
+    Random random(5);
+    for (const std::int64_t dim : {2, 6, 10, 32, 34, 66, 128}) {
+        for (const std::int64_t rot : {std::int64_t{2}, dim / 4 * 2, dim}) {
+            if (rot == 0) continue;
+            check_rotary<float>(random, 3, 3, 1, dim, rot, 0);
+            check_rotary<bf16>(random, 3, 2, 2, dim, rot, 5);
+        }
+    }
+    for_threads([&] { check_rotary<float>(random, 100, 8, 2, 64, 64, 3); });
+    const Buffer<std::int64_t> bad = [] {
+        Buffer<std::int64_t> positions(2);
+        positions[1] = 11;
+        return positions;
+    }();
+    Buffer<float> q(8), k(8), table(44);
+    check_throws<std::out_of_range>("rotary", [&] { rotary({q.data(), k.data(), DType::float32, 4, 4, bad.data(), table.data(), 2, 1, 1, 4, 4, 11}); });
+}
+
+template <class T>
+void check_embedding(Random& random, std::int64_t rows, std::int64_t width, float scale) {
+    constexpr std::int64_t vocab = 9;
+    const Buffer<T> weight = random_buffer<T>(random, vocab * width);
+    Buffer<std::int64_t> ids(rows);
+    for (std::int64_t r = 0; r < rows; ++r) ids[r] = r == 0 ? vocab - 1 : random.below(vocab);
+    Buffer<T> out(rows * width);
+    embedding({ids.data(), weight.data(), out.data(), dtype_of<T>, rows, vocab, width, scale});
+    for (std::int64_t i = 0; i < out.size(); ++i) {
+        const T expected = from_float<T>(to_float(weight[ids[i / width] * width + i % width]) * scale);
+        check_same_bits("embedding", &out[i], &expected, 1);
+    }
+}
+
+TEST(embedding) {
+    Random random(6);
+    for (const std::int64_t width : kWidths) {
+        for (const float scale : {1.0f, 8.0f, 0.71f}) {
+            check_embedding<float>(random, 4, width, scale);
+            check_embedding<bf16>(random, 4, width, scale);
+        }
+    }
+    for_threads([&] { check_embedding<bf16>(random, 500, 65, 3.0f); });
+    Buffer<std::int64_t> ids(1);
+    Buffer<float> weight(4), out(4);
+    for (const std::int64_t bad : {-1, 1}) {
+        ids[0] = bad;
+        check_throws<std::out_of_range>("embedding", [&] { embedding({ids.data(), weight.data(), out.data(), DType::float32, 1, 1, 4, 1.0f}); });
+    }
+}
+
+}  // namespace
+}  // namespace canter::test

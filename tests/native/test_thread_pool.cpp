@@ -1,0 +1,149 @@
+// The thread pool under many short regions, nested ones, several callers, resizing and forks.
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+
+#include "check.h"
+#include "parallel/rows.h"
+#include "parallel/thread_pool.h"
+
+namespace canter::test {
+namespace {
+
+// Run a region of `count` tasks, and check that each ran once.
+void check_region(std::int64_t count) {
+    std::vector<std::atomic<int>> runs(static_cast<std::size_t>(count));
+    parallel_for(count, [&](std::int64_t i) { runs[static_cast<std::size_t>(i)].fetch_add(1, std::memory_order_relaxed); });
+    for (const auto& n : runs) CHECK(n.load(std::memory_order_relaxed) == 1);
+}
+
+void check_many_regions(int regions) {
+    for (int i = 0; i < regions; ++i) check_region(i % 13);
+}
+
+TEST_ONCE(regions_in_a_row) {
+    for (const int threads : {1, 2, 3, 8}) {
+        set_num_threads(threads);
+        CHECK(num_threads() == threads);
+        check_many_regions(3000);
+        check_region(10000);
+    }
+}
+
+TEST_ONCE(regions_after_sleep) {
+    set_num_threads(3);
+    for (int i = 0; i < 20; ++i) {
+        check_region(7);
+        ::usleep(500);  // longer than workers spin: they sleep, and the next region wakes them
+    }
+}
+
+// The results of plain stores in tasks are visible to the caller afterwards.
+TEST_ONCE(results_are_visible) {
+    set_num_threads(4);
+    std::vector<std::int64_t> values(64);
+    for (std::int64_t round = 0; round < 2000; ++round) {
+        parallel_for(64, [&](std::int64_t i) { values[static_cast<std::size_t>(i)] = round * i; });
+        for (std::int64_t i = 0; i < 64; ++i) CHECK(values[static_cast<std::size_t>(i)] == round * i);
+    }
+}
+
+TEST_ONCE(nested_regions) {
+    set_num_threads(4);
+    for (int round = 0; round < 200; ++round) {
+        std::atomic<std::int64_t> sum{0};
+        parallel_for(8, [&](std::int64_t i) { parallel_for(9, [&](std::int64_t j) { sum += 9 * i + j; }); });
+        CHECK(sum == 72 * 71 / 2);
+    }
+}
+
+TEST_ONCE(several_callers) {
+    set_num_threads(3);
+    std::atomic<int> failures{0};
+    std::vector<std::thread> callers;
+    for (int n = 0; n < 3; ++n) {
+        callers.emplace_back([&] {
+            try {
+                check_many_regions(2000);
+            } catch (const Failure&) {
+                ++failures;
+            }
+        });
+    }
+    for (auto& caller : callers) caller.join();
+    CHECK(failures == 0);
+}
+
+TEST_ONCE(resizing_while_regions_run) {
+    std::atomic<bool> done{false};
+    std::atomic<int> failures{0};
+    std::thread caller([&] {
+        try {
+            while (!done) check_many_regions(50);
+        } catch (const Failure&) {
+            ++failures;
+        }
+    });
+    for (int i = 0; i < 60; ++i) {
+        set_num_threads(1 + i % 5);
+        check_region(11);
+    }
+    done = true;
+    caller.join();
+    CHECK(failures == 0);
+}
+
+TEST_ONCE(refused_sizes) {
+    set_num_threads(2);
+    for (const int count : {0, -3}) check_throws<std::invalid_argument>("set_num_threads", [&] { set_num_threads(count); });
+    CHECK(num_threads() == 2);
+    check_region(5);
+    CHECK(default_num_threads() >= 1);
+}
+
+TEST_ONCE(a_forked_child_has_its_own_pool) {
+    set_num_threads(3);
+    check_region(9);
+    const pid_t child = fork();
+    if (child == 0) {
+        check_many_regions(20);
+        ::_exit(num_threads() == 3 ? 7 : 8);
+    }
+    int status = 0;
+    CHECK(::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+    check_region(9);
+}
+
+TEST_ONCE(rows_are_covered_once) {
+    for_threads([] {
+        for (const std::int64_t rows : {0, 1, 2, 5, 17, 1000}) {
+            for (const std::int64_t cost : {0, 1, 100, 1 << 14, 1 << 20}) {
+                std::vector<std::atomic<int>> runs(static_cast<std::size_t>(rows));
+                for_rows(rows, cost, [&](std::int64_t begin, std::int64_t end) {
+                    for (std::int64_t i = begin; i < end; ++i) ++runs[static_cast<std::size_t>(i)];
+                });
+                for (const auto& n : runs) CHECK(n == 1);
+            }
+        }
+    });
+}
+
+TEST_ONCE(scratch_is_each_threads_own) {
+    set_num_threads(4);
+    std::atomic<int> mixed{0};
+    for (std::size_t size = 1; size < 5000; size = size * 3 + 1) {
+        parallel_for(16, [&](std::int64_t i) {
+            float* mine = scratch_floats(Scratch::task, size);
+            if (reinterpret_cast<std::uintptr_t>(mine) % 64 != 0) ++mixed;
+            for (std::size_t j = 0; j < size; ++j) mine[j] = static_cast<float>(i);
+            for (std::size_t j = 0; j < size; ++j) mixed += mine[j] != static_cast<float>(i);
+        });
+    }
+    CHECK(mixed == 0);
+}
+
+}  // namespace
+}  // namespace canter::test
