@@ -19,7 +19,6 @@ from canter.kernels.native import packing
 from canter.kernels.packed import BlockRows, PackedMatrix
 from canter.layers.rope import RopeArgs, rope_table
 
-
 Use = Literal["product", "lookup"]
 Value = Tensor | PackedMatrix | BlockRows
 
@@ -71,7 +70,7 @@ class Matrix:
     value: Value
 
     def __init__(self, shape: tuple[int, int], parts: Mapping[str, tuple[int, int]], use: Use) -> None:
-        self.shape: tuple[int, ...] = shape
+        self.shape = shape
         self.parts = parts
         self.uses: set[Use] = {use}
 

@@ -105,7 +105,7 @@ def _plan(
 def _options(config: ModelConfig, quantization: str, build: Build) -> LoadOptions:
     stored = config.facts.quantization
     if quantization == "int8" and not build.packed:
-        dtype = str(build.dtype).removeprefix("torch.")
-        raise ConfigError(f"quantization int8 needs the native kernels, which serve float32 and bfloat16 on the CPU, not {dtype} on {build.device}.")
+        place = f"{str(build.dtype).removeprefix('torch.')} on {build.device}"
+        raise ConfigError(f"quantization int8 needs the native kernels, which serve float32 and bfloat16 on the CPU, not {place}.")
     scheme = open_scheme(stored, config.quantization) if stored not in ("none", "gguf") else None
     return LoadOptions(scheme, keep_codes=quantization != "none", int8=quantization == "int8")

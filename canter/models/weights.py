@@ -19,7 +19,7 @@ from canter.core.errors import CheckpointError
 from canter.kernels.native.packed import packed_bytes
 from canter.kernels.packed import BlockRows, PackedMatrix, PackedPart, allocate_packed
 from canter.layers.build import Build, Matrix, Parameter
-from canter.layers.quant import PackOptions, MatrixWeights, Scheme, StoredWeights
+from canter.layers.quant import MatrixWeights, PackOptions, Scheme, StoredWeights
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) after each tensor."""

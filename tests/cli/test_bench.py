@@ -23,6 +23,7 @@ from canter.core.config import EngineArgs
 from canter.core.errors import CheckpointError
 from canter.core.messages import EngineStats, LoadPhase
 from tests.cli.fake_api import FakeApi, completion_chunks
+from tests.models import quantized
 
 LIMIT = Limit(read_bandwidth=10e9, step_bytes=10**8)
 

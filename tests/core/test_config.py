@@ -19,7 +19,8 @@ def test_unknown_names_get_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("dtype", "int3"), ("quantization", "fp8"), ("dtype", None), ("device", "tpu"), ("scheduling_policy", "lifo"), ("max_model_len", 0), ("block_size", 1.5),
+        ("dtype", "int3"), ("dtype", None), ("quantization", "fp8"),
+        ("device", "tpu"), ("scheduling_policy", "lifo"), ("max_model_len", 0), ("block_size", 1.5),
         ("max_num_seqs", True),
         ("gpu_memory_utilization", 0), ("gpu_memory_utilization", 1.5), ("max_logprobs", -2), ("num_threads", 0),
         ("long_prefill_token_threshold", -1),

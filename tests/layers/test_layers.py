@@ -56,7 +56,7 @@ def test_fused_parts_are_outputs_side_by_side(build: Build) -> None:
         torch.testing.assert_close(qkv(x)[:, first:end], x @ weight.value[first:end].T + bias.part(part))
     assert build.parameters["gate_up.weight"].parts == {"gate": (0, 5), "up": (5, 10)}
     assert gate_up(x).shape == (2, 10)
-    assert weight.part_shape(None) == (20, 8) and weight.part_shape("k") == bias.part_shape("k") + (8,)
+    assert weight.part_shape(None) == (20, 8) and weight.part_shape("k") == (*bias.part_shape("k"), 8)
 
 
 def test_mlp(build: Build) -> None:

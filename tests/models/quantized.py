@@ -128,9 +128,7 @@ _GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc
 SCHEMES = [
     Quantized("awq", {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}, awq),
     Quantized("gptq", _GPTQ, gptq),
-    Quantized(
-        "gptq-v2", _GPTQ | {"checkpoint_format": "gptq_v2", "sym": False}, lambda m, w: gptq(m, w, stored_less=0, symmetric=False)
-    ),
+    Quantized("gptq-v2", _GPTQ | {"checkpoint_format": "gptq_v2", "sym": False}, lambda m, w: gptq(m, w, stored_less=0, symmetric=False)),
     Quantized("gptq-act-order", _GPTQ | {"desc_act": True}, lambda m, w: gptq(m, w, act_order=True)),
     Quantized("w4a16", _compressed("pack-quantized", num_bits=4, strategy="group", group_size=32), w4a16),
     Quantized(

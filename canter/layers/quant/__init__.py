@@ -3,18 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from canter.core.errors import UnsupportedModelError
 from canter.layers.quant.awq import AWQ
 from canter.layers.quant.compressed_tensors import CompressedTensors
 from canter.layers.quant.gptq import GPTQ
-from canter.layers.quant.weights import PackOptions, MatrixWeights, Scheme, StoredWeights
+from canter.layers.quant.weights import MatrixWeights, PackOptions, Scheme, StoredWeights
 
-__all__ = ["PackOptions", "MatrixWeights", "Scheme", "StoredWeights", "open_scheme"]
+__all__ = ["MatrixWeights", "PackOptions", "Scheme", "StoredWeights", "open_scheme"]
 
-_SCHEMES = {"awq": AWQ, "gptq": GPTQ, "compressed-tensors": CompressedTensors}
+_SCHEMES: Mapping[str, Callable[[Mapping[str, Any]], Scheme]] = {"awq": AWQ, "gptq": GPTQ, "compressed-tensors": CompressedTensors}
 
 
 def open_scheme(method: str, config: Mapping[str, Any]) -> Scheme:

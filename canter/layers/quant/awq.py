@@ -58,8 +58,8 @@ class AWQ:
 
 def _columns(words: Tensor) -> Tensor:
     """[K, W] words to uint8 [K, 8 W] codes, outputs in order."""
-    fields = nibbles(words).unflatten(-1, (-1, 8))
-    return fields[..., list(_FIELD_OF_COLUMN)].flatten(-2)
+    fields: Tensor = nibbles(words).unflatten(-1, (-1, 8))[..., list(_FIELD_OF_COLUMN)]
+    return fields.flatten(-2)
 
 
 def _rows(words: Tensor, begin: int, end: int) -> Tensor:

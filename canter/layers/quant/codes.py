@@ -112,7 +112,8 @@ def groups_of(stored: StoredTensor, width: int, num_groups: int) -> Tensor | Non
     expect_shape(stored, (width,))
     given = integers(stored, "int32").long()
     if given.numel() and not 0 <= int(given.min()) <= int(given.max()) < num_groups:
-        raise CheckpointError(f"Tensor {stored.name!r}: expected groups in [0, {num_groups}), found {int(given.min())} to {int(given.max())}.")
+        found = f"{int(given.min())} to {int(given.max())}"
+        raise CheckpointError(f"Tensor {stored.name!r}: expected groups in [0, {num_groups}), found {found}.")
     return None if torch.equal(given, torch.arange(width) // (width // num_groups)) else given
 
 

@@ -16,7 +16,7 @@ from canter.layers.quant.weights import MatrixWeights, StoredWeights
 _ROLES = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx")
 _IGNORED = ("input_scale", "input_zero_point", "output_scale", "output_zero_point", "k_scale", "v_scale", "q_scale")
 _SUPPORTED = (
-    "'int-quantized' with 8 bits and symmetric scales per channel or tensor, and 'pack-quantized' with 4 bits and scales per group or channel"
+    "'int-quantized' with 8 bits and symmetric scales per channel or tensor, 'pack-quantized' with 4 bits and scales per group or channel"
 )
 _SYMMETRIC_ZERO = 8
 
@@ -34,8 +34,9 @@ class CompressedTensors:
         if not isinstance(groups, Mapping) or not groups:
             raise CheckpointError("quantization_config: key 'config_groups': expected an object, found none.")
         for name in ("sparsity_config", "transform_config"):
-            if config.get(name) and (name != "sparsity_config" or config[name].get("format", "dense") != "dense"):
-                raise UnsupportedModelError(f"quantization_config: compressed-tensors with {name} is not supported; supported are {_SUPPORTED}.")
+            if config.get(name) and config[name].get("format") != "dense":
+                what = f"compressed-tensors with {name}"
+                raise UnsupportedModelError(f"quantization_config: {what} is not supported; supported are {_SUPPORTED}.")
         for group in groups.values():
             _check_group(group, str(group.get("format") or config.get("format")))
 

@@ -29,8 +29,8 @@ class GPTQ:
     def __init__(self, config: Mapping[str, Any]) -> None:
         bits = number(config, "bits", 4)
         layout = str(config.get("checkpoint_format") or "gptq")
-        dynamic = config.get("dynamic") or {}
-        mixed = any(number(rule, "bits", 4) != 4 for name, rule in dynamic.items() if not name.startswith("-:") and isinstance(rule, Mapping))
+        rules = [rule for name, rule in (config.get("dynamic") or {}).items() if not name.startswith("-:")]
+        mixed = any(number(rule, "bits", 4) != 4 for rule in rules if isinstance(rule, Mapping))
         if bits != 4 or layout not in _FORMATS or mixed:
             raise UnsupportedModelError(
                 f"quantization_config: gptq with {'mixed' if mixed else bits} bits in checkpoint_format {layout!r} is not supported; "
