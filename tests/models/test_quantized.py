@@ -177,7 +177,7 @@ def gguf_blocks(type_name: str, rows: int, width: int, rng: np.random.Generator)
     elements, nbytes = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (rows, width // elements, nbytes), dtype=np.uint8)
     for offset in K_TYPES[type_name]:
-        scale = rng.uniform(0.5, 1.5, blocks.shape[:2]).astype(np.float16) * np.float16(5e-5 if type_name == "Q6_K" else 5e-4)
+        scale = rng.uniform(0.5, 1.5, blocks.shape[:2]).astype(np.float16) * np.float16(5e-5 if type_name in ("Q6_K", "IQ4_XS") else 5e-4)
         blocks[:, :, offset : offset + 2] = scale.astype("<f2")[..., None].view(np.uint8)
     return blocks.reshape(rows, -1)
 
