@@ -3,10 +3,23 @@
 #include <stdexcept>
 #include <string>
 
+#include "gemm/quant/layout.h"
+#include "gemm/quant/tables.h"
+#include "isa/isa.h"
+
 namespace canter {
 namespace {
 
-[[noreturn]] void refuse(Format format) { throw std::invalid_argument(std::string(format_name(format)) + ": no kernels in this build."); }
+#if defined(CANTER_X86)
+constexpr const QuantTable* kTables[kNumIsas] = {&kScalarQuant, &kAvx2Quant, &kAvx512Quant, &kAvx512VnniQuant, nullptr};
+#else
+constexpr const QuantTable* kTables[kNumIsas] = {&kScalarQuant, nullptr, nullptr, nullptr, nullptr};
+#endif
+
+std::int64_t block_bytes(const Weights& w) {
+    const QuantLayoutInfo layout = quant_layout(w.format);
+    return layout.header + (layout.block_runs ? layout.block_runs : w.group / kRun) * layout.run_bytes();
+}
 
 }  // namespace
 
@@ -19,24 +32,40 @@ RowFamily row_family(Format format) {
     }
 }
 
-std::int64_t quant_panel_bytes(Format format, std::int64_t, std::int64_t) { refuse(format); }
-
-std::int64_t quantized_row_bytes(RowFamily, std::int64_t) { return 0; }
-
-void quantize_rows(const QuantizeCall&, std::int64_t, std::int64_t) {}
-
-std::int64_t quant_scratch_bytes(Format, std::int64_t, std::int64_t, std::int64_t) { return 0; }
-
-void quant_tile(const QuantTile&, void*) {}
-
-void pack_blocks(Format format, const void*, std::int64_t, const std::int64_t*, std::int64_t, std::int64_t, std::uint8_t*) { refuse(format); }
-
-void pack_i8(const std::int8_t*, const float*, const std::int64_t*, std::int64_t, std::int64_t, std::uint8_t*) { refuse(Format::i8); }
-
-void pack_w4(const std::uint8_t*, const float*, const std::uint8_t*, const std::int64_t*, std::int64_t, std::int64_t, std::int64_t, std::uint8_t*) {
-    refuse(Format::w4);
+std::int64_t quant_panel_bytes(Format format, std::int64_t width, std::int64_t group) {
+    const QuantLayoutInfo layout = quant_layout(format);
+    const std::string name = format_name(format);
+    if (layout.bits == 0) throw std::invalid_argument(name + " is not a quantised format.");
+    if (format == Format::i8) return quant_lead(format) + row_runs(width) * layout.run_bytes();
+    if (format == Format::w4) {
+        if (group <= 0 || group % kRun != 0 || width % group != 0) {
+            throw std::invalid_argument(name + ": groups of " + std::to_string(group) + " elements do not divide a width of " + std::to_string(width) +
+                                        " into multiples of " + std::to_string(kRun) + ".");
+        }
+        return width / group * (layout.header + group / kRun * layout.run_bytes());
+    }
+    const std::int64_t elements = layout.block_runs * kRun;
+    if (width % elements != 0) {
+        throw std::invalid_argument(name + ": a width of " + std::to_string(width) + " is not a multiple of " + std::to_string(elements) + ".");
+    }
+    return width / elements * (layout.header + layout.block_runs * layout.run_bytes());
 }
 
-void unpack_quant_rows(const Weights& w, std::int64_t, std::int64_t, float*, std::int64_t) { refuse(w.format); }
+std::int64_t quantized_row_bytes(RowFamily family, std::int64_t width) {
+    return family == RowFamily::floats ? 0 : row_pitch(width) * static_cast<std::int64_t>(sizeof(RowRun));
+}
+
+void quantize_rows(const QuantizeCall& call, std::int64_t row_begin, std::int64_t row_end) {
+    best_table(kTables).quantize(call, row_begin, row_end);
+}
+
+std::int64_t quant_scratch_bytes(Format format, std::int64_t width, std::int64_t, std::int64_t rows) {
+    return best_table(kTables).scratch_bytes(format, width, rows);
+}
+
+void quant_tile(const QuantTile& tile, void* scratch) {
+    const Weights& w = *tile.w;
+    best_table(kTables).tile(tile, block_bytes(w), quant_panel_bytes(w.format, w.width, w.group), static_cast<std::uint8_t*>(scratch));
+}
 
 }  // namespace canter
