@@ -22,24 +22,24 @@ double fp8_value(std::uint8_t code) {
 struct Cache {
     CacheType type;
     std::int64_t blocks, block_size, heads, head_dim, bytes, block_bytes, scale_stride;
-    Buffer<std::uint8_t> k, v;
+    Buffer<std::uint32_t> k, v;  // aligned for every type
     Buffer<float> k_scale, v_scale;
 
     Cache(CacheType type, std::int64_t blocks, std::int64_t block_size, std::int64_t heads, std::int64_t head_dim)
         : type(type), blocks(blocks), block_size(block_size), heads(heads), head_dim(head_dim), bytes(cache_bytes(type)),
           block_bytes(heads * head_dim * block_size * bytes + 16), scale_stride(heads * block_size + 1),
-          k((blocks - 1) * block_bytes + block_bytes - 16), v(k.size()), k_scale(blocks * scale_stride - 1), v_scale(k_scale.size()) {
-        std::memset(k.data(), type == CacheType::fp8_e4m3 ? 0x7f : 0xff, static_cast<std::size_t>(k.size()));
-        std::memset(v.data(), type == CacheType::fp8_e4m3 ? 0x7f : 0xff, static_cast<std::size_t>(v.size()));
+          k((blocks * block_bytes - 16) / 4), v(k.size()), k_scale(blocks * scale_stride - 1), v_scale(k_scale.size()) {
+        std::memset(k.data(), type == CacheType::fp8_e4m3 ? 0x7f : 0xff, static_cast<std::size_t>(4 * k.size()));
+        std::memset(v.data(), type == CacheType::fp8_e4m3 ? 0x7f : 0xff, static_cast<std::size_t>(4 * v.size()));
         for (std::int64_t i = 0; i < k_scale.size(); ++i) k_scale[i] = v_scale[i] = NAN;
     }
 
-    CacheView view(Buffer<std::uint8_t>& data) { return {data.data(), block_bytes}; }
+    CacheView view(Buffer<std::uint32_t>& data) { return {data.data(), block_bytes}; }
     ScaleView view(Buffer<float>& scales) { return {type == CacheType::int8 ? scales.data() : nullptr, scale_stride}; }
 
-    double element(const Buffer<std::uint8_t>& data, const Buffer<float>& scales, std::int64_t slot, std::int64_t head, std::int64_t index) const {
+    double element(const Buffer<std::uint32_t>& data, const Buffer<float>& scales, std::int64_t slot, std::int64_t head, std::int64_t index) const {
         const std::int64_t block = slot / block_size;
-        const std::uint8_t* p = data.data() + block * block_bytes + index * bytes;
+        const std::uint8_t* p = reinterpret_cast<const std::uint8_t*>(data.data()) + block * block_bytes + index * bytes;
         switch (type) {
             case CacheType::float32: {
                 float x;
