@@ -17,6 +17,7 @@ namespace canter {
 enum class Format : int { f32, bf16, i8, w4, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, count };
 
 inline constexpr std::int64_t kPanelOutputs = 16;
+inline constexpr std::int64_t kMaxWidth = std::int64_t{1} << 31;
 
 // A packed matrix of one format. `data` is aligned to 64 bytes. `group`: elements that share a scale (w4), otherwise 0.
 struct Weights {

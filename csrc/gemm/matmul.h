@@ -2,11 +2,21 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "common.h"
 #include "gemm/format.h"
 
 namespace canter {
+
+// A weight matrix: parts of equal width whose outputs lie side by side. The memory is its owner's business.
+struct Matrix {
+    // Throws std::invalid_argument for no parts, widths that differ or don't suit their formats, and unaligned data.
+    explicit Matrix(std::vector<Weights> parts);
+
+    std::vector<Weights> parts;
+    std::int64_t outputs, width;
+};
 
 // One matrix may be several, of equal width, whose outputs lie side by side in the order of `parts`.
 struct MatmulCall {
@@ -24,5 +34,8 @@ struct MatmulCall {
 };
 
 void matmul(const MatmulCall& call);
+
+// Outputs [begin, end) of a matrix as floats: out[end - begin, width].
+void unpack_rows(const Matrix& matrix, std::int64_t begin, std::int64_t end, float* out);
 
 }  // namespace canter

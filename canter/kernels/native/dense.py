@@ -6,13 +6,17 @@ import torch
 from torch import Tensor
 
 from canter import _native
+from canter.kernels.native import packed
 from canter.kernels.native.layout import contiguous, require, type_code
+from canter.kernels.packed import BlockRows, PackedMatrix
 
 _SILU, _GELU_TANH = 0, 1
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor | PackedMatrix, bias: Tensor | None) -> Tensor:
     """As the reference; x and weight float32 or bfloat16, in any combination. The weight is used as it lies in memory."""
+    if isinstance(weight, PackedMatrix):
+        return packed.matmul(x, weight, bias)
     fits = x.dim() == 2 and weight.dim() == 2 and x.shape[1] == weight.shape[1] and weight.is_contiguous()
     fits = fits and (bias is None or (bias.dim() == 1 and bias.shape[0] == weight.shape[0]))
     require(fits, "linear", "x [T, K], contiguous weight [N, K], bias [N] or None", x, weight, bias)
@@ -29,8 +33,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
-def embedding(token_ids: Tensor, weight: Tensor, scale: float = 1.0) -> Tensor:
+def embedding(
+    token_ids: Tensor, weight: Tensor | PackedMatrix | BlockRows, scale: float = 1.0, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """As the reference."""
+    if not isinstance(weight, Tensor):
+        return packed.embedding(token_ids, weight, scale, dtype)
     require(
         token_ids.dim() == 1 and weight.dim() == 2 and weight.is_contiguous(),
         "embedding",

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from canter.kernels.native import attention, dense
+from canter.kernels.native import attention, dense, packed
 from canter.kernels.native.attention import CACHE_TYPE_CODES
 from canter.kernels.native.layout import TYPE_CODES
 from canter.kernels.ops import register_impl
+from canter.kernels.packed import register_packer
 
 PRIORITY = 10
 
@@ -29,6 +30,7 @@ def rejects(device: str, dtype: torch.dtype, **facts: Any) -> str | None:
 
 def register() -> None:
     """Add every native implementation to the op table."""
+    register_packer(packed)
     for fn in (
         dense.linear,
         dense.embedding,

@@ -6,23 +6,58 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from canter.checkpoint import gguf_quants
+from canter.kernels.packed import BlockRows, PackedMatrix
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+_RUN = {"f32": 0, "bf16": 0, "i8": 128}
+"""Elements of x that share a scale, by the format of the weights; 0 where x stays as it is."""
+
+_QUANTISED_RUN = 32
+
+
+def linear(x: Tensor, weight: Tensor | PackedMatrix, bias: Tensor | None) -> Tensor:
     """`x[T, K]` times `weight[N, K]` transposed, plus `bias[N]`: `[T, N]` in the type of x, accumulated in float32.
 
-    x and weight may be of different types.
+    x and weight may be of different types. Quantised weights of a `PackedMatrix` meet an x that is rounded to int8: runs of
+    32 elements (i8: 128) share a scale of their greatest magnitude over 127.
     """
+    if isinstance(weight, PackedMatrix):
+        columns = weight.unpack().split([part.outputs for part in weight.parts])
+        parts = [
+            functional.linear(round_runs(x.float(), _RUN.get(part.format, _QUANTISED_RUN)), column)
+            for part, column in zip(weight.parts, columns, strict=True)
+        ]
+        product = torch.cat(parts, 1)
+        return (product if bias is None else product + bias.float()).to(x.dtype)
     product = functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
     return product.to(x.dtype)
 
 
-def embedding(token_ids: Tensor, weight: Tensor, scale: float = 1.0) -> Tensor:
-    """Rows of `weight[V, H]` for `token_ids[T]` (int64), times scale: `[T, H]` in the weight's type.
+def round_runs(x: Tensor, run: int) -> Tensor:
+    """x as int8 codes times a scale for each run of elements of a row; 0 leaves x alone."""
+    if run == 0 or x.numel() == 0:
+        return x
+    runs = functional.pad(x, (0, -x.shape[1] % run)).unflatten(1, (-1, run))
+    scale = runs.abs().amax(-1, keepdim=True) / 127
+    codes = torch.where(scale > 0, runs / scale, 0).round()
+    rounded: Tensor = (codes * scale).flatten(1)[:, : x.shape[1]]
+    return rounded
 
-    The scale is rounded to the weight's type before it multiplies, as Gemma does. Raises `IndexError` for an id
-    outside the table.
+
+def embedding(
+    token_ids: Tensor, weight: Tensor | PackedMatrix | BlockRows, scale: float = 1.0, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Rows of `weight[V, H]` for `token_ids[T]` (int64), times scale: `[T, H]` in the weight's type; in `dtype` where the table
+    is packed or lies in a file.
+
+    The scale is rounded to the type before it multiplies, as Gemma does. Raises `IndexError` for an id outside the table.
     """
     if token_ids.numel() and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < weight.shape[0]:
         raise IndexError(f"embedding: token ids must be in [0, {weight.shape[0]}).")
+    if isinstance(weight, PackedMatrix):
+        weight = weight.unpack().to(dtype)
+    elif isinstance(weight, BlockRows):
+        count = weight.shape[0] * weight.shape[1]
+        weight = torch.from_numpy(gguf_quants.dequantize(weight.data, weight.type_name, count)).view(weight.shape).to(dtype)
     rows = weight[token_ids]
     return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=weight.dtype, device=weight.device)

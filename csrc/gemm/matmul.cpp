@@ -1,0 +1,194 @@
+#include "gemm/matmul.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "gemm/float_table.h"
+#include "gemm/quant/quant.h"
+#include "parallel/thread_pool.h"
+
+namespace canter {
+namespace {
+
+#if defined(CANTER_X86)
+constexpr const FloatKernels* kTables[kNumIsas] = {&kScalarFloatKernels, &kAvx2FloatKernels, &kAvx512FloatKernels, nullptr, &kAvx512Bf16FloatKernels};
+#else
+constexpr const FloatKernels* kTables[kNumIsas] = {&kScalarFloatKernels, nullptr, nullptr, nullptr, nullptr};
+#endif
+
+// Below so many products a region costs more than it saves.
+constexpr std::int64_t kSmall = 1 << 16;
+
+// Elements of x worth handing to another thread, when rows are converted.
+constexpr std::int64_t kConvertShare = 1 << 15;
+
+// Rows of a tile: what kernels read of them in one chunk fits into the second cache beside the sums. A multiple of every
+// kernel's rows.
+constexpr std::int64_t kTileRows = 120;
+constexpr std::int64_t kTilePanels = 16;
+
+// Converted rows that are worked on at a time: they stay in the third cache while the weights pass by.
+constexpr std::int64_t kRowsBytes = 8 << 20;
+
+// The forms in which rows are wanted.
+enum Form : int { floats, pairs, runs32, runs128, num_forms };
+
+Form form_of(const Weights& w, bool use_pairs) {
+    switch (row_family(w.format)) {
+        case RowFamily::runs32: return Form::runs32;
+        case RowFamily::runs128: return Form::runs128;
+        default: return use_pairs && w.format == Format::bf16 ? Form::pairs : Form::floats;
+    }
+}
+
+RowFamily family_of(int form) { return form == Form::runs128 ? RowFamily::runs128 : RowFamily::runs32; }
+
+std::int64_t aligned(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// One block of rows of a call, and how it is cut.
+struct Job {
+    const MatmulCall& call;
+    const FloatKernels& kernels;
+    std::int64_t row_begin, rows;
+    bool few;
+    RowsView views[num_forms] = {};  // float forms: as kernels read them; quantised ones: data alone
+    std::int64_t row_tiles = 1, tile_rows = 0, tile_panels = 0;
+};
+
+const char* x_row(const MatmulCall& call, std::int64_t row) { return static_cast<const char*>(call.x) + row * call.x_stride * dtype_bytes(call.x_type); }
+
+// Bytes that the rows of a form take once converted; none where x is used as it lies.
+std::int64_t form_bytes(const Job& job, int form) {
+    const MatmulCall& c = job.call;
+    if (form >= Form::runs32) return aligned(job.rows * quantized_row_bytes(family_of(form), c.width));
+    const DType type = form == Form::pairs ? DType::bfloat16 : DType::float32;
+    if (job.few) return c.x_type == type ? 0 : aligned(job.rows * c.width * dtype_bytes(type));
+    return aligned(job.rows * ((c.width + kChunk - 1) / kChunk) * kChunk * dtype_bytes(type));
+}
+
+void convert_rows(Job& job, int form, void* place) {
+    const MatmulCall& c = job.call;
+    const char* x = x_row(c, job.row_begin);
+    const auto shared = [&](const auto& body) {
+        const std::int64_t each = std::max<std::int64_t>(1, kConvertShare / c.width), shares = (job.rows + each - 1) / each;
+        if (shares == 1) return body(std::int64_t{0}, job.rows);
+        parallel_for(shares, [&](std::int64_t i) { body(i * each, std::min((i + 1) * each, job.rows)); });
+    };
+    if (form >= Form::runs32) {
+        const QuantizeCall call{x, c.x_type, c.x_stride, c.width, family_of(form), place};
+        job.views[form] = {place, 0, 0, 0};
+        return shared([&](std::int64_t begin, std::int64_t end) { quantize_rows(call, begin, end); });
+    }
+    const DType type = form == Form::pairs ? DType::bfloat16 : DType::float32;
+    if (job.few && c.x_type == type) {
+        job.views[form] = {x, c.x_stride, c.width, 0};
+        return;
+    }
+    RowsView& view = job.views[form];
+    view = job.few ? RowsView{place, c.width, c.width, 0} : RowsView{place, kChunk, kChunk, job.rows * kChunk};
+    const PackRowsCall call{x, c.x_type, c.x_stride, c.width, place, type, view.row_stride, view.chunk, view.chunk_stride};
+    shared([&](std::int64_t begin, std::int64_t end) { job.kernels.pack_rows(call, begin, end); });
+}
+
+// The sums of one tile of one part, and what becomes of them. `column`: the part's first output among all.
+void run_tile(const Job& job, const Weights& w, Form form, std::int64_t column, std::int64_t row, std::int64_t panel) {
+    const MatmulCall& c = job.call;
+    const std::int64_t row_end = std::min(row + job.tile_rows, job.rows), panel_end = std::min(panel + job.tile_panels, num_panels(w.outputs));
+    const std::int64_t rows = row_end - row, stride = (panel_end - panel) * kPanelOutputs, sums_count = rows * stride;
+    const std::int64_t extra = form >= Form::runs32 ? (quant_scratch_bytes(w.format, w.width, panel_end - panel, rows) + 3) / 4 : 0;
+    float* sums = scratch_floats(Scratch::task, static_cast<std::size_t>(sums_count + extra));
+    if (form >= Form::runs32) quant_tile({&w, job.views[form].data, panel, panel_end, row, row_end, sums, stride}, sums + sums_count);
+    else job.kernels.tile({&w, job.views[form], form == Form::pairs, job.few, panel, panel_end, row, row_end, sums, stride});
+    const std::int64_t first = panel * kPanelOutputs, bias_bytes = dtype_bytes(c.bias_type);
+    const void* bias = c.bias ? static_cast<const char*>(c.bias) + (column + first) * bias_bytes : nullptr;
+    char* out = static_cast<char*>(c.out) + ((job.row_begin + row) * c.out_stride + column + first) * dtype_bytes(c.out_type);
+    job.kernels.store_sums({sums, stride, bias, c.bias_type, out, c.out_type, c.out_stride, rows, std::min(stride, w.outputs - first)});
+}
+
+void run_block(Job& job) {
+    const MatmulCall& c = job.call;
+    const bool use_pairs = job.kernels.pairs && c.x_type == DType::bfloat16;
+    bool wanted[num_forms] = {};
+    std::int64_t all_panels = 0, all_outputs = 0;
+    for (std::int64_t i = 0; i < c.num_parts; ++i) {
+        wanted[form_of(c.parts[i], use_pairs)] = true;
+        all_panels += num_panels(c.parts[i].outputs);
+        all_outputs += c.parts[i].outputs;
+    }
+    std::int64_t bytes = 0;
+    for (int form = 0; form < num_forms; ++form) bytes += wanted[form] ? form_bytes(job, form) : 0;
+    auto* place = reinterpret_cast<char*>(scratch_floats(Scratch::caller, static_cast<std::size_t>(bytes / 4)));
+    for (int form = 0; form < num_forms; ++form) {
+        if (!wanted[form]) continue;
+        convert_rows(job, form, place);
+        place += form_bytes(job, form);
+    }
+
+    job.row_tiles = (job.rows + kTileRows - 1) / kTileRows;
+    const std::int64_t rows_least = job.few ? job.rows : (job.rows + job.row_tiles - 1) / job.row_tiles;
+    job.tile_rows = std::min(job.rows, (rows_least + 11) / 12 * 12);
+    job.row_tiles = (job.rows + job.tile_rows - 1) / job.tile_rows;
+    // Panels as many as leave every thread a few tiles, in whole strides of the kernel where they suffice.
+    const std::int64_t stride = job.few ? job.kernels.stream_panels : job.kernels.block_panels;
+    const std::int64_t fair = all_panels * job.row_tiles / (static_cast<std::int64_t>(num_threads()) * 6);
+    job.tile_panels = std::clamp<std::int64_t>(fair >= stride ? fair / stride * stride : fair, 1, kTilePanels);
+
+    std::int64_t tiles = 0;
+    for (std::int64_t i = 0; i < c.num_parts; ++i) tiles += (num_panels(c.parts[i].outputs) + job.tile_panels - 1) / job.tile_panels;
+    const auto run = [&](std::int64_t index) {
+        // Rows first: threads that work side by side share the weights in the third cache.
+        std::int64_t tile = index / job.row_tiles, column = 0;
+        const Weights* w = c.parts;
+        for (;; ++w) {
+            const std::int64_t mine = (num_panels(w->outputs) + job.tile_panels - 1) / job.tile_panels;
+            if (tile < mine) break;
+            tile -= mine;
+            column += w->outputs;
+        }
+        run_tile(job, *w, form_of(*w, use_pairs), column, index % job.row_tiles * job.tile_rows, tile * job.tile_panels);
+    };
+    if (job.rows * all_outputs * c.width < kSmall) {
+        for (std::int64_t i = 0; i < tiles * job.row_tiles; ++i) run(i);
+    } else {
+        parallel_for(tiles * job.row_tiles, run);
+    }
+}
+
+}  // namespace
+
+const FloatKernels& float_kernels() { return best_table(kTables); }
+
+Matrix::Matrix(std::vector<Weights> all) : parts(std::move(all)), outputs(0), width(parts.empty() ? 0 : parts[0].width) {
+    if (parts.empty()) throw std::invalid_argument("Matrix: expected at least one part.");
+    for (const Weights& w : parts) {
+        if (w.width != width) {
+            throw std::invalid_argument("Matrix: parts must have one width, got " + std::to_string(width) + " and " + std::to_string(w.width) + ".");
+        }
+        if (w.outputs < 0) throw std::invalid_argument("Matrix: negative number of outputs.");
+        if (reinterpret_cast<std::uintptr_t>(w.data) % 64 != 0) throw std::invalid_argument("Matrix: weights must be aligned to 64 bytes.");
+        if (!w.data && w.outputs > 0) throw std::invalid_argument("Matrix: weights without data.");
+        panel_bytes(w.format, w.width, w.group);
+        outputs += w.outputs;
+    }
+}
+
+void matmul(const MatmulCall& call) {
+    const FloatKernels& kernels = float_kernels();
+    if (call.rows <= kernels.few_rows) {
+        if (call.rows > 0) {
+            Job job{call, kernels, 0, call.rows, true};
+            run_block(job);
+        }
+        return;
+    }
+    const std::int64_t most = std::max<std::int64_t>(2 * kTileRows, kRowsBytes / (call.width * 4) / kTileRows * kTileRows);
+    const std::int64_t blocks = (call.rows + most - 1) / most;
+    for (std::int64_t i = 0; i < blocks; ++i) {
+        const std::int64_t begin = call.rows * i / blocks, end = call.rows * (i + 1) / blocks;
+        Job job{call, kernels, begin, end - begin, false};
+        run_block(job);
+    }
+}
+
+}  // namespace canter
