@@ -325,12 +325,13 @@ def _limits(rows: int, vocab: int, turn: int) -> tuple[Tensor, Tensor, Tensor]:
     top_p = [1.0, 0.5, 0.9, 1e-9, 0.3]
     log_min_p = [float("-inf"), -2.3, 0.0]
     chosen = [((turn + r) * 5 % 7, (turn + r) % 5, (turn + r) % 3) for r in range(rows)]
-    k, p, m = ([values[c[i]] for c in chosen] for i, values in enumerate((top_k, top_p, log_min_p)))
-    return torch.tensor(k, dtype=torch.int64), torch.tensor(p, dtype=torch.float64), torch.tensor(m, dtype=torch.float32)
+    k = torch.tensor([top_k[c[0]] for c in chosen], dtype=torch.int64)
+    p = torch.tensor([top_p[c[1]] for c in chosen], dtype=torch.float64)
+    return k, p, torch.tensor([log_min_p[c[2]] for c in chosen], dtype=torch.float32)
 
 
 def keep_tokens_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
-    return [(logits.clone(), *_limits(*logits.shape, turn)) for turn in range(15) for logits in _logits(rng)]
+    return [(logits.clone(), *_limits(logits.shape[0], logits.shape[1], turn)) for turn in range(15) for logits in _logits(rng)]
 
 
 def draw_tokens_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
