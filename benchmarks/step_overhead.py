@@ -99,7 +99,7 @@ class Bench:
     def __init__(self, vocab_size: int, batch: int, params: dict[str, Any], asynchronous: bool) -> None:
         layout = plan_layout({i: attention_spec(1, 4, "float32", 16) for i in range(2)})
         blocks = [batch * (MAX_LEN // 16 + 2)]
-        limits = dict(max_model_len=MAX_LEN, max_num_seqs=batch, max_num_batched_tokens=2 * MAX_LEN)
+        limits: dict[str, Any] = dict(max_model_len=MAX_LEN, max_num_seqs=batch, max_num_batched_tokens=2 * MAX_LEN)
         self.model = Model(vocab_size, batch)
         self.device = CpuDevice(asynchronous=asynchronous)
         set_num_threads(self.device.num_threads)

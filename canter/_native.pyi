@@ -172,6 +172,23 @@ class Program:
         self, x: Operand, x_type: int, weight: int, weight_type: int, bias: int, bias_type: int, out: Operand, outputs: int, width: int, /
     ) -> None: ...
     def embedding(self, ids: Operand, weight: int, out: Operand, type: int, vocab: int, width: int, scale: float, /) -> None: ...
+    def matmul(
+        self, matrix: Matrix, x: Operand, x_type: int, x_stride: int, bias: int, bias_type: int, out: Operand, out_type: int, /
+    ) -> None: ...
+    def embedding_packed(self, matrix: Matrix, ids: Operand, out: Operand, out_type: int, scale: float, /) -> None: ...
+    def embedding_blocks(
+        self,
+        type_name: str,
+        data: int,
+        row_bytes: int,
+        vocab: int,
+        width: int,
+        ids: Operand,
+        out: Operand,
+        out_type: int,
+        scale: float,
+        /,
+    ) -> None: ...
     def rms_norm(
         self,
         x: Operand,
@@ -282,3 +299,75 @@ class Program:
         softcap: float,
         /,
     ) -> None: ...
+MAX_TOP_LOGPROBS: int
+
+def greedy_tokens(logits: int, scores: int, tokens: int, rows: int, vocab: int, /) -> None: ...
+def draw_tokens(
+    logits: int,
+    temperature: int,
+    top_k: int,
+    top_p: int,
+    log_min_p: int,
+    seed_keys: int,
+    positions: int,
+    salts: int,
+    scores: int,
+    tokens: int,
+    rows: int,
+    vocab: int,
+    stream_offset: int,
+    /,
+) -> None: ...
+def keep_tokens(logits: int, top_k: int, top_p: int, log_min_p: int, rows: int, vocab: int, /) -> None: ...
+def penalize(
+    logits: int,
+    lines: int,
+    rows: int,
+    counts: int,
+    repetition: int,
+    frequency: int,
+    presence: int,
+    draft_ids: int,
+    draft_counts: int,
+    count: int,
+    vocab: int,
+    drafts: int,
+    in_prompt: int,
+    /,
+) -> None: ...
+def token_logprobs(logits: int, chosen: int, ids: int, logprobs: int, ranks: int, rows: int, vocab: int, top: int, /) -> None: ...
+def gather_step(
+    token_ids: int,
+    total_len: int,
+    num_computed: int,
+    table_drafts: int,
+    width: int,
+    max_drafts: int,
+    max_rows: int,
+    host: int,
+    drafts: int,
+    requests: int,
+    out_ids: int,
+    positions: int,
+    logits_indices: int,
+    logit_positions: int,
+    logit_rows: int,
+    query_start_loc: int,
+    seq_lens: int,
+    groups: list[tuple[int, int, int, int, int, int]],
+    /,
+) -> None: ...
+def advance_step(
+    token_ids: int,
+    total_len: int,
+    num_computed: int,
+    width: int,
+    host: int,
+    sampled: int,
+    inputs: int,
+    accepted: int,
+    num_accepted: int,
+    requests: int,
+    accepted_width: int,
+    /,
+) -> None: ...

@@ -30,7 +30,9 @@ class NewRow:
 
 @dataclass(slots=True)
 class ScheduledRow:
-    """One request's share of a step (not frozen, since one is made for each row of each step; nobody changes it): `num_tokens` from position `num_computed_tokens` on, drafts (to verify) last.
+    """One request's share of a step: `num_tokens` from position `num_computed_tokens` on, drafts (to verify) last.
+
+    Nobody changes one; it isn't frozen because making a frozen one takes three times as long, for each row of each step.
 
     `new_block_ids[g]` is appended to the request's block table of group g; empty for a row that is in `new_rows`.
     Under speculation `num_computed_tokens` is an upper bound until the device's own count is known.

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from canter.kernels.reference import attention
+from canter.kernels.packed import BlockRows, PackedMatrix, PackedPart, packer
 
 Case = tuple[Any, ...]
 """Positional arguments of one call."""
@@ -16,6 +18,64 @@ Case = tuple[Any, ...]
 
 def _normal(rng: Generator, dtype: torch.dtype, *shape: int, scale: float = 1.0) -> Tensor:
     return (torch.randn(shape, generator=rng) * scale).to(dtype)
+
+
+_BLOCKS = {
+    "q4_0": (32, 18, (0,)),
+    "q4_1": (32, 20, (0, 2)),
+    "q5_0": (32, 22, (0,)),
+    "q5_1": (32, 24, (0, 2)),
+    "q8_0": (32, 34, (0,)),
+    "q4_k": (256, 144, (0, 2)),
+    "q5_k": (256, 176, (0, 2)),
+    "q6_k": (256, 210, (208,)),
+}
+"""GGUF types with kernels: elements and bytes of a block, and where its half floats lie."""
+
+FORMATS = ("f32", "bf16", "i8", "w4", *_BLOCKS)
+"""Formats of packed weights."""
+
+
+def random_blocks(rng: Generator, format: str, rows: int, width: int) -> np.ndarray:
+    """Rows of GGUF blocks with any codes and with moderate scales: uint8 `[rows, bytes of a row]`."""
+    elements, size, halves = _BLOCKS[format]
+    blocks = torch.randint(256, (rows * width // elements, size), generator=rng, dtype=torch.uint8).numpy()
+    for place in halves:
+        scales = (torch.rand(len(blocks), generator=rng) + 0.5) * 2.0 ** (-13 if elements == 256 else -8)
+        blocks[:, place : place + 2] = scales.to(torch.float16).numpy().view(np.uint8).reshape(-1, 2)
+    return blocks.reshape(rows, width // elements * size)
+
+
+def packed_part(rng: Generator, format: str, outputs: int, width: int) -> PackedPart:
+    """A part of random weights."""
+    group = (128 if width % 128 == 0 else 32) if format == "w4" else 0
+    part = packer().allocate_part(format, outputs, width, group)
+    if format in _BLOCKS:
+        packer().pack_blocks(part, random_blocks(rng, format, outputs, width))
+    elif format == "w4":
+        codes, zeros = (torch.randint(16, (outputs, count), generator=rng, dtype=torch.uint8) for count in (width, width // group))
+        packer().pack_w4(part, codes, torch.rand((outputs, width // group), generator=rng) * 0.01, zeros)
+    else:
+        packer().pack_floats(part, _normal(rng, torch.float32, outputs, width, scale=width**-0.5))
+    return part
+
+
+def packed_linear_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    """Every format of packed weights: alone, and several side by side; rows that lie apart in memory."""
+    cases: list[Case] = []
+    for format in FORMATS:
+        elements = 256 if format.endswith("_k") else 32 if format == "w4" or format in _BLOCKS else 1
+        for i, (rows, outputs, blocks) in enumerate(((0, 16, 1), (1, 1, 1), (2, 33, 5), (5, 130, 2), (33, 47, 3), (130, 70, 9))):
+            width = elements * blocks if elements > 1 else (1, 1, 127, 64, 577, 1030)[i]
+            bias = _normal(rng, dtype, outputs) if i % 2 else None
+            x = _normal(rng, dtype, rows, width, scale=0.1 if format in _BLOCKS else 1.0)
+            cases.append((x, PackedMatrix((packed_part(rng, format, outputs, width),)), bias))
+    for rows in (1, 9, 140):
+        parts = tuple(
+            packed_part(rng, format, outputs, 512) for format, outputs in (("q4_k", 33), ("i8", 1), ("bf16", 64), ("q6_k", 20), ("f32", 5))
+        )
+        cases.append((_normal(rng, dtype, rows, 700, scale=0.1)[:, 100:612], PackedMatrix(parts), _normal(rng, torch.float32, 123)))
+    return cases
 
 
 def linear_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
@@ -27,7 +87,7 @@ def linear_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
         bias = _normal(rng, weight_dtype, outputs) if i % 2 else None
         cases.append((_normal(rng, dtype, rows, width), _normal(rng, weight_dtype, outputs, width, scale=width**-0.5), bias))
     cases.append((_normal(rng, dtype, 3, 40, scale=1e15), _normal(rng, dtype, 9, 40, scale=1e15), _normal(rng, dtype, 9)))
-    return cases
+    return [*cases, *packed_linear_inputs(rng, dtype)]
 
 
 def embedding_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
@@ -35,6 +95,15 @@ def embedding_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     for rows, vocab, hidden, scale in [(0, 4, 8, 1.0), (1, 1, 1, 1.0), (17, 50, 33, 1.0), (9, 31, 64, 3072**0.5), (300, 31, 48, 0.3)]:
         ids = torch.randint(vocab, (rows,), generator=rng)
         cases.append((ids, _normal(rng, dtype, vocab, hidden), scale))
+    for i, format in enumerate(FORMATS):
+        ids, scale = torch.randint(37, (i,), generator=rng), 48**0.5 if i % 2 else 1.0
+        cases.append((ids, PackedMatrix(tuple(packed_part(rng, format, outputs, 256) for outputs in (33, 4))), scale, dtype))
+        if format in _BLOCKS:
+            blocks = random_blocks(rng, format, 37, 512)
+            cases.append((ids, BlockRows(format.upper(), blocks.reshape(-1), (37, 512)), scale, dtype))
+    for name, source in (("F32", torch.float32), ("F16", torch.float16), ("BF16", torch.bfloat16)):
+        table = _normal(rng, source, 11, 33).view(torch.uint8).numpy().reshape(-1)
+        cases.append((torch.randint(11, (5,), generator=rng), BlockRows(name, table, (11, 33)), 2.5, dtype))
     return cases
 
 
@@ -256,12 +325,13 @@ def _limits(rows: int, vocab: int, turn: int) -> tuple[Tensor, Tensor, Tensor]:
     top_p = [1.0, 0.5, 0.9, 1e-9, 0.3]
     log_min_p = [float("-inf"), -2.3, 0.0]
     chosen = [((turn + r) * 5 % 7, (turn + r) % 5, (turn + r) % 3) for r in range(rows)]
-    k, p, m = ([values[c[i]] for c in chosen] for i, values in enumerate((top_k, top_p, log_min_p)))
-    return torch.tensor(k, dtype=torch.int64), torch.tensor(p, dtype=torch.float64), torch.tensor(m, dtype=torch.float32)
+    k = torch.tensor([top_k[c[0]] for c in chosen], dtype=torch.int64)
+    p = torch.tensor([top_p[c[1]] for c in chosen], dtype=torch.float64)
+    return k, p, torch.tensor([log_min_p[c[2]] for c in chosen], dtype=torch.float32)
 
 
 def keep_tokens_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
-    return [(logits.clone(), *_limits(*logits.shape, turn)) for turn in range(15) for logits in _logits(rng)]
+    return [(logits.clone(), *_limits(logits.shape[0], logits.shape[1], turn)) for turn in range(15) for logits in _logits(rng)]
 
 
 def draw_tokens_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:

@@ -84,8 +84,30 @@ class Packer(Protocol):
     def unpack(self, matrix: PackedMatrix) -> Tensor:
         """The weights as float32 `[N, K]`."""
 
-    def packed_floats(self, format: str, weight: Tensor) -> PackedMatrix:
-        """A dense weight `[N, K]` as a matrix of one f32, bf16 or i8 part."""
+    def allocate_part(self, format: str, outputs: int, width: int, group: int = 0) -> PackedPart:
+        """A part whose data is still to be packed."""
+
+    def pack_floats(
+        self, part: PackedPart, source: Tensor, row_index: Tensor | None = None, first: int = 0, outputs: int | None = None
+    ) -> None:
+        """Rows of floats into an f32, bf16 or i8 part."""
+
+    def pack_blocks(
+        self, part: PackedPart, source: np.ndarray, row_index: Tensor | None = None, first: int = 0, outputs: int | None = None
+    ) -> None:
+        """Rows of GGUF blocks into a part of their type."""
+
+    def pack_w4(
+        self,
+        part: PackedPart,
+        codes: Tensor,
+        scales: Tensor,
+        zeros: Tensor,
+        row_index: Tensor | None = None,
+        first: int = 0,
+        outputs: int | None = None,
+    ) -> None:
+        """Codes of four bits with grouped scales and zeros into a w4 part."""
 
 
 _packer: list[Packer] = []

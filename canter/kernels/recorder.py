@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
 
@@ -183,6 +184,8 @@ class Recorder:
         self.slots: list[Slot] = []
         self.constants: list[torch.Tensor] = []
         """What instructions hold addresses of."""
+        self.kept: list[Any] = []
+        """What else must live as long as they are used: its memory can't move."""
 
     def slot(self, name: str) -> Slot:
         """The slot of a name, made at its first mention."""
@@ -204,6 +207,11 @@ class Recorder:
         """The address of a tensor that is the same in every run."""
         self.constants.append(tensor)
         return tensor.data_ptr()
+
+    def bind_array(self, array: np.ndarray) -> int:
+        """The address of an array, such as a file's memory map."""
+        self.kept.append(array)
+        return int(array.ctypes.data)
 
     def add(self, op: str, reads: Sequence[Symbol], writes: Sequence[Symbol], emit: Callable[..., None]) -> None:
         self.instructions.append(Instruction(op, tuple(reads), tuple(writes), emit))

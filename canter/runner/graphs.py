@@ -149,7 +149,7 @@ class StepProgram:
         self._logits = NativeProgram(head, self._model.logits(chosen))  # type: ignore[arg-type]
         self._hidden_dtype = hidden.dtype
         self._constants = [*recorder.constants, *head.constants]
-        self._kept = [tensor.untyped_storage() for tensor in self._constants]
+        self._kept = [*(tensor.untyped_storage() for tensor in self._constants), *recorder.kept, *head.kept]
         self._bound = self._addresses()
 
 

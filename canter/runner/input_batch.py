@@ -57,7 +57,8 @@ class InputBatch:
     def local_pos_np(self) -> np.ndarray:
         """For each logit, how many of its request stand before it: [L]."""
         request_np = np.repeat(np.arange(len(self.num_logits_np)), self.num_logits_np)
-        return np.arange(len(request_np)) - (np.cumsum(self.num_logits_np) - self.num_logits_np)[request_np]
+        first_np = np.cumsum(self.num_logits_np) - self.num_logits_np
+        return np.asarray(np.arange(len(request_np)) - first_np[request_np])
 
 
 def build_input_batch(plan: SchedulePlan, table: RequestTable, block_sizes: list[int]) -> InputBatch:

@@ -10,13 +10,12 @@
 #include <tuple>
 #include <vector>
 
-#include "gemm/float_table.h"
+#include "gemm/embed.h"
 #include "gemm/format.h"
 #include "gemm/linear.h"
 #include "gemm/matmul.h"
 #include "gemm/pack_floats.h"
 #include "gemm/quant/quant.h"
-#include "isa/dispatch.h"
 #include "parallel/rows.h"
 
 namespace nb = nanobind;
@@ -86,61 +85,14 @@ void bind_unpack_rows(const Matrix& matrix, std::int64_t begin, std::int64_t end
     });
 }
 
-void check_ids(const std::int64_t* ids, std::int64_t rows, std::int64_t vocab) {
-    for (std::int64_t i = 0; i < rows; ++i) {
-        if (ids[i] < 0 || ids[i] >= vocab) {
-            throw std::out_of_range("embedding: token ids must be in [0, " + std::to_string(vocab) + "), got " + std::to_string(ids[i]) + ".");
-        }
-    }
+void bind_embedding_packed(const Matrix& matrix, Address ids, Address out, int out_type, std::int64_t rows, float scale) {
+    embedding_packed(matrix, {at<std::int64_t>(ids), at(out), dtype_of(out_type), rows, scale});
 }
 
-// Rows [begin, end) of out, times a scale that has been rounded to its type.
-void scale_rows(void* out, DType type, std::int64_t begin, std::int64_t end, std::int64_t width, float scale) {
-    if (scale == 1.0f) return;
-    const std::int64_t zero = 0;
-    for (std::int64_t r = begin; r < end; ++r) {
-        char* row = static_cast<char*>(out) + r * width * dtype_bytes(type);
-        kernels().embedding({&zero, row, row, type, 1, 1, width, scale}, 0, 1);
-    }
-}
-
-void embedding_packed(const Matrix& matrix, Address ids, Address out, int out_type, std::int64_t rows, float scale) {
-    const auto* tokens = at<std::int64_t>(ids);
-    check_ids(tokens, rows, matrix.outputs);
-    const DType type = dtype_of(out_type);
-    for_rows(rows, matrix.width * 16, [&](std::int64_t begin, std::int64_t end) {
-        float* row = type == DType::float32 ? nullptr : scratch_floats(Scratch::task, static_cast<std::size_t>(matrix.width));
-        for (std::int64_t r = begin; r < end; ++r) {
-            char* place = at<char>(out) + r * matrix.width * dtype_bytes(type);
-            unpack_rows(matrix, tokens[r], tokens[r] + 1, row ? row : reinterpret_cast<float*>(place));
-            if (row) float_kernels().store_sums({row, matrix.width, nullptr, type, place, type, matrix.width, 1, matrix.width});
-        }
-        scale_rows(at(out), type, begin, end, matrix.width, scale);
-    });
-}
-
-void embedding_blocks(const std::string& type_name, Address base, std::int64_t row_bytes, Address ids, Address out, int out_type, std::int64_t rows,
-                      std::int64_t vocab, std::int64_t width, float scale) {
-    const QuantLayout* layout = nullptr;
-    for (const QuantLayout& known : kQuantLayouts) {
-        if (type_name == known.name) layout = &known;
-    }
-    if (!layout) throw std::invalid_argument("embedding: unknown type " + type_name + ".");
-    if (width < 0 || width % layout->elements != 0 || row_bytes < width / layout->elements * layout->bytes) {
-        throw std::invalid_argument("embedding: rows of " + std::to_string(row_bytes) + " bytes of " + type_name + " do not hold " +
-                                    std::to_string(width) + " elements.");
-    }
-    const auto* tokens = at<std::int64_t>(ids);
-    check_ids(tokens, rows, vocab);
-    const DType type = dtype_of(out_type);
-    const std::int64_t blocks = width / layout->elements;
-    for_rows(rows, width, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t r = begin; r < end; ++r) {
-            void* place = at<char>(out) + r * width * dtype_bytes(type);
-            kernels().dequantize({at<std::uint8_t>(base) + tokens[r] * row_bytes, place, type, layout, blocks}, 0, blocks);
-        }
-        scale_rows(at(out), type, begin, end, width, scale);
-    });
+void bind_embedding_blocks(const std::string& type_name, Address base, std::int64_t row_bytes, Address ids, Address out, int out_type,
+                           std::int64_t rows, std::int64_t vocab, std::int64_t width, float scale) {
+    embedding_blocks(block_table(type_name, at<std::uint8_t>(base), row_bytes, vocab, width),
+                     {at<std::int64_t>(ids), at(out), dtype_of(out_type), rows, scale});
 }
 
 }  // namespace
@@ -159,8 +111,8 @@ void bind_gemm(nb::module_& m) {
     m.def("pack_i8", &bind_pack_i8, Released());
     m.def("pack_w4", &bind_pack_w4, Released());
     m.def("unpack_rows", &bind_unpack_rows, Released());
-    m.def("embedding_packed", &embedding_packed, Released());
-    m.def("embedding_blocks", &embedding_blocks, Released());
+    m.def("embedding_packed", &bind_embedding_packed, Released());
+    m.def("embedding_blocks", &bind_embedding_blocks, Released());
     m.def("matmul", &bind_matmul, Released());
 }
 

@@ -32,6 +32,7 @@ struct Lanes {
     }
     static reg add(reg a, reg b) { return _mm256_add_ps(a, b); }
     static reg fma(reg a, reg b, reg c) { return _mm256_fmadd_ps(a, b, c); }
+    static void pin(reg& v) { asm volatile("" : "+x"(v)); }
 
     static pairs load_pairs(const std::uint8_t* p) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(p)); }
     static reg even(pairs p) { return _mm256_castsi256_ps(_mm256_slli_epi32(p, 16)); }

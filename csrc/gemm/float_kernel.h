@@ -2,6 +2,7 @@
 // namespace (each file keeps its own copies: none of this may be shared between instruction sets):
 //   width, reg, zero(), set1(), load(), store(), fma(), add(), load_bf16(), store_bf16(): vectors of floats;
 //   pairs, load_pairs(), even(), odd(): lanes of 32 bits that hold two bf16, and their halves as floats;
+//   pin(): keeps a sum in its register where the compiler would hoist loads over it and spill;
 //   max_rows: rows of the register tile; few_rows, stream_panels(rows): the shape for few rows; block_panels: for many.
 //
 // An output's sum is one chain of fused multiply-adds over ascending k in one lane (of pairs of k, where rows are bf16).
@@ -15,6 +16,45 @@ using Reg = Lanes::reg;
 constexpr int kPanelRegs = kPanelOutputs / Lanes::width;
 constexpr std::int64_t kLine = 64;  // bytes of a panel that are read together: a step along the width
 
+// sums[r][i] += values[r] * weights[i], whichever of the two are fewer held in registers. Value(r), Weight(i), Fma(a, b, c).
+template <int R, int W, class Value, class Weight, class Fma>
+inline __attribute__((always_inline)) void add_products(Reg* sums, Value value_of, Weight weight_of, Fma fma) {
+    if constexpr (R < W) {
+        decltype(value_of(0)) values[R];
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) values[r] = value_of(r);
+#pragma GCC unroll 16
+        for (int i = 0; i < W; ++i) {
+            const auto weight = weight_of(i);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r) {
+                sums[r * W + i] = fma(values[r], weight, sums[r * W + i]);
+                Lanes::pin(sums[r * W + i]);
+            }
+        }
+    } else {
+        decltype(weight_of(0)) weights[W];
+#pragma GCC unroll 16
+        for (int i = 0; i < W; ++i) weights[i] = weight_of(i);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+            const auto value = value_of(r);
+#pragma GCC unroll 16
+            for (int i = 0; i < W; ++i) {
+                sums[r * W + i] = fma(value, weights[i], sums[r * W + i]);
+                Lanes::pin(sums[r * W + i]);
+            }
+        }
+    }
+}
+
+inline __attribute__((always_inline)) Reg fma_floats(Reg a, Reg b, Reg c) { return Lanes::fma(a, b, c); }
+
+// Where register i of a line lies: panels of kPanelRegs registers.
+inline __attribute__((always_inline)) const std::uint8_t* place_of(const std::uint8_t* w, std::int64_t panel, int i) {
+    return w + i / kPanelRegs * panel + i % kPanelRegs * Lanes::width * 4;
+}
+
 // f32 weights: one k a line.
 struct FloatLines {
     using Row = float;
@@ -22,20 +62,9 @@ struct FloatLines {
 
     template <int R, int P>
     static inline __attribute__((always_inline)) void line(Reg* sums, const float* x, std::int64_t x_stride, const std::uint8_t* w, std::int64_t panel) {
-        Reg weights[P * kPanelRegs];
-#pragma GCC unroll 16
-        for (int p = 0; p < P; ++p) {
-#pragma GCC unroll 4
-            for (int i = 0; i < kPanelRegs; ++i) {
-                weights[p * kPanelRegs + i] = Lanes::load(reinterpret_cast<const float*>(w + p * panel) + i * Lanes::width);
-            }
-        }
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-            const Reg value = Lanes::set1(x[r * x_stride]);
-#pragma GCC unroll 16
-            for (int i = 0; i < P * kPanelRegs; ++i) sums[r * P * kPanelRegs + i] = Lanes::fma(value, weights[i], sums[r * P * kPanelRegs + i]);
-        }
+        add_products<R, P * kPanelRegs>(
+            sums, [&](int r) __attribute__((always_inline)) { return Lanes::set1(x[r * x_stride]); },
+            [&](int i) __attribute__((always_inline)) { return Lanes::load(reinterpret_cast<const float*>(place_of(w, panel, i))); }, fma_floats);
     }
 
     template <int R, int P>
@@ -47,34 +76,19 @@ struct Bf16Lines {
     using Row = float;
     static constexpr std::int64_t elements = 2;
 
-    template <int R, int P, bool Odd>
-    static inline __attribute__((always_inline)) void half(Reg* sums, const float* x, std::int64_t x_stride, const std::uint8_t* w, std::int64_t panel) {
-        Reg weights[P * kPanelRegs];
-#pragma GCC unroll 16
-        for (int p = 0; p < P; ++p) {
-#pragma GCC unroll 4
-            for (int i = 0; i < kPanelRegs; ++i) {
-                const auto pairs = Lanes::load_pairs(w + p * panel + i * Lanes::width * 4);
-                weights[p * kPanelRegs + i] = Odd ? Lanes::odd(pairs) : Lanes::even(pairs);
-            }
-        }
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-            const Reg value = Lanes::set1(x[r * x_stride + Odd]);
-#pragma GCC unroll 16
-            for (int i = 0; i < P * kPanelRegs; ++i) sums[r * P * kPanelRegs + i] = Lanes::fma(value, weights[i], sums[r * P * kPanelRegs + i]);
-        }
-    }
-
     template <int R, int P>
     static inline __attribute__((always_inline)) void line(Reg* sums, const float* x, std::int64_t x_stride, const std::uint8_t* w, std::int64_t panel) {
-        half<R, P, false>(sums, x, x_stride, w, panel);
-        half<R, P, true>(sums, x, x_stride, w, panel);
+        last<R, P>(sums, x, x_stride, w, panel);
+        add_products<R, P * kPanelRegs>(
+            sums, [&](int r) __attribute__((always_inline)) { return Lanes::set1(x[r * x_stride + 1]); },
+            [&](int i) __attribute__((always_inline)) { return Lanes::odd(Lanes::load_pairs(place_of(w, panel, i))); }, fma_floats);
     }
 
     template <int R, int P>
-    static inline void last(Reg* sums, const float* x, std::int64_t x_stride, const std::uint8_t* w, std::int64_t panel) {
-        half<R, P, false>(sums, x, x_stride, w, panel);
+    static inline __attribute__((always_inline)) void last(Reg* sums, const float* x, std::int64_t x_stride, const std::uint8_t* w, std::int64_t panel) {
+        add_products<R, P * kPanelRegs>(
+            sums, [&](int r) __attribute__((always_inline)) { return Lanes::set1(x[r * x_stride]); },
+            [&](int i) __attribute__((always_inline)) { return Lanes::even(Lanes::load_pairs(place_of(w, panel, i))); }, fma_floats);
     }
 };
 
@@ -86,22 +100,14 @@ struct PairLines {
 
     template <int R, int P, bool Last>
     static inline __attribute__((always_inline)) void pairs(Reg* sums, const bf16* x, std::int64_t x_stride, const std::uint8_t* w, std::int64_t panel) {
-        Lanes::pairs weights[P * kPanelRegs];
-#pragma GCC unroll 16
-        for (int p = 0; p < P; ++p) {
-#pragma GCC unroll 4
-            for (int i = 0; i < kPanelRegs; ++i) weights[p * kPanelRegs + i] = Lanes::load_pairs(w + p * panel + i * Lanes::width * 4);
-        }
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
+        const auto value_of = [&](int r) __attribute__((always_inline)) {
             std::uint32_t pair = x[r * x_stride].bits;
             if constexpr (!Last) __builtin_memcpy(&pair, x + r * x_stride, sizeof pair);
-            const Lanes::pairs value = Lanes::set1_pair(pair);
-#pragma GCC unroll 16
-            for (int i = 0; i < P * kPanelRegs; ++i) {
-                sums[r * P * kPanelRegs + i] = Lanes::dot_pairs(value, weights[i], sums[r * P * kPanelRegs + i]);
-            }
-        }
+            return Lanes::set1_pair(pair);
+        };
+        add_products<R, P * kPanelRegs>(
+            sums, value_of, [&](int i) __attribute__((always_inline)) { return Lanes::load_pairs(place_of(w, panel, i)); },
+            [](Lanes::pairs a, Lanes::pairs b, Reg c) __attribute__((always_inline)) { return Lanes::dot_pairs(a, b, c); });
     }
 
     template <int R, int P>

@@ -30,6 +30,7 @@ struct Lanes {
     }
     static reg add(reg a, reg b) { return a + b; }
     static reg fma(reg a, reg b, reg c) { return a * b + c; }
+    static void pin(reg&) {}
 
     static pairs load_pairs(const std::uint8_t* p) {
         pairs v;

@@ -82,13 +82,18 @@ void pack_int8(const PackFloatsCall& c, std::int64_t bytes) {
             for (std::int64_t r = row_begin; r < row_end; ++r) {
                 const T* row = source_row<T>(c, begin + r);
                 float highest = 0.0f;
-                for (std::int64_t k = 0; k < c.width; ++k) highest = std::max(highest, std::fabs(to_float(row[k])));
-                const float scale = highest / 127.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-                scales[static_cast<std::size_t>(r)] = scale;
-                std::int8_t* out = codes.get() + r * c.width;
+                bool finite = true;
                 for (std::int64_t k = 0; k < c.width; ++k) {
-                    out[k] = static_cast<std::int8_t>(std::clamp(std::nearbyintf(to_float(row[k]) * inverse), -127.0f, 127.0f));
+                    const float magnitude = std::fabs(to_float(row[k]));
+                    highest = std::max(highest, magnitude);
+                    finite = finite && magnitude < HUGE_VALF;
                 }
+                // Where 127 / highest would overflow, weights are as good as zero.
+                const bool usable = finite && highest > 1e-35f;
+                const float inverse = usable ? 127.0f / highest : 0.0f;
+                scales[static_cast<std::size_t>(r)] = usable ? highest / 127.0f : finite ? 0.0f : NAN;
+                std::int8_t* out = codes.get() + r * c.width;
+                for (std::int64_t k = 0; k < c.width; ++k) out[k] = finite ? static_cast<std::int8_t>(std::nearbyintf(to_float(row[k]) * inverse)) : 0;
             }
         });
         pack_i8(codes.get(), scales.get(), nullptr, count, c.width, c.dest + begin / kPanelOutputs * bytes);

@@ -139,6 +139,14 @@ inline __m512i shuffle_quarters(__m512i a, __m512i b, int order) {
     return out.reg();
 }
 
+template <class Mask, class Lane, class Reg, class F>
+inline Mask compare(Reg a, Reg b, F f) {
+    const Lanes<Lane, Reg> x(a), y(b);
+    Mask mask = 0;
+    for (int i = 0; i < x.count; ++i) mask |= static_cast<Mask>(f(x.at[i], y.at[i]) ? Mask{1} << i : Mask{0});
+    return mask;
+}
+
 template <class Reg, class Index>
 inline Reg gather(Index index, const void* base, int scale) {
     const Lanes<std::int32_t, Index> indices(index);
@@ -284,5 +292,9 @@ inline __m512bh pair_bf16(__m512 a, __m512 b) {  // the lower half from b
 // The rest.
 #define _mm512_srai_epi32(v, count) \
     (canter::emulated::join(_mm256_srai_epi32(canter::emulated::low((__m512i)(v)), count), _mm256_srai_epi32(canter::emulated::high((__m512i)(v)), count)))
+#undef _mm512_cmpeq_epi8_mask
+#undef _mm512_cmpeq_epi16_mask
+#define _mm512_cmpeq_epi8_mask(a, b) (canter::emulated::compare<__mmask64, std::uint8_t>((__m512i)(a), (__m512i)(b), [](auto x, auto y) { return x == y; }))
+#define _mm512_cmpeq_epi16_mask(a, b) (canter::emulated::compare<__mmask32, std::uint16_t>((__m512i)(a), (__m512i)(b), [](auto x, auto y) { return x == y; }))
 #define _mm512_stream_load_si512(p) (_mm512_load_si512(p))
 #define _mm512_undefined_ps() (_mm512_setzero_ps())

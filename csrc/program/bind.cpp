@@ -37,6 +37,7 @@ void bind_program(nb::module_& m) {
         .def("names", &Program::names);
     bind_dense_instructions(program);
     bind_attention_instructions(program);
+    bind_packed_instructions(program);
 }
 
 }  // namespace canter

@@ -240,4 +240,5 @@ def test_least_times_follow_from_operations_and_bytes() -> None:
     assert limit.decode_seconds(work) == pytest.approx(cost.decode_operations(work) / 100)
     assert LIMIT.decode_seconds(work) == pytest.approx(0.02) and LIMIT.prefill_seconds(work) == pytest.approx(0.01)
     machine = limits.Machine(1.0, {"float32": 5.0, "int8": 9.0})
+    assert machine.best_with(limits.Machine(2.0, {"float32": 6.0, "int8": 8.0})) == limits.Machine(2.0, {"float32": 6.0, "int8": 9.0})
     assert machine.peak_for("int8") == 9.0 and machine.peak_for("bfloat16") == 5.0

@@ -16,6 +16,7 @@ from canter.layers.decoder import DecoderArgs
 from canter.layers.norm import NormArgs
 from canter.layers.rope import RopeArgs
 
+WEIGHTS = ("float32", "bfloat16", *kernels.FORMATS)
 MACHINE = Machine(1e9, {"float32": 1e9})
 
 
@@ -33,7 +34,7 @@ def small_copies(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cases_cover_the_table_and_every_implementation_runs_them() -> None:
     seen = set()
     for args in (tiny(), tiny(30.0, "gelu")):
-        for make in kernels.cases(args, torch.float32, [1, 70], 40, set(OPS)):
+        for make in kernels.cases(args, torch.float32, [1, 70], 40, set(OPS), WEIGHTS):
             case = make()
             seen.add(case.op)
             assert case.num_bytes > 0 and (case.operations > 0) == (case.op in ("linear", "paged_attention"))

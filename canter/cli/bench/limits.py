@@ -40,6 +40,11 @@ class Machine:
         """Operations a second for weights of a type: without an instruction for it, they are widened to float32."""
         return self.peaks.get(kind, self.peaks["float32"])
 
+    def best_with(self, other: Machine) -> Machine:
+        """The better of two measurements in everything."""
+        peaks = {kind: max(peak, other.peaks.get(kind, 0.0)) for kind, peak in self.peaks.items()}
+        return Machine(max(self.read_bandwidth, other.read_bandwidth), peaks)
+
 
 @dataclass(frozen=True)
 class Work:

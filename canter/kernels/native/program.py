@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from canter import _native
 from canter.kernels.native import record
+from canter.kernels.packed import allocate_packed
 from canter.kernels.recorder import Recorder, RecordError, Slot, Symbol, plan_arena
 
-_GROWTH_BYTES = 1 << 21
-"""Arenas grow by whole huge pages."""
+_LEAST_BYTES = 1 << 21
+"""Of an arena: a huge page."""
 
 
 def new_recorder() -> Recorder:
@@ -65,16 +64,9 @@ class NativeProgram:
         return self._program.names()
 
     def _grown(self, rows: int) -> Tensor:
-        """The arena, with room for so many rows. Tensors that look into a smaller one keep that alive."""
+        """The arena, with room for so many rows. It takes memory only as it is written; tensors that look into a smaller one
+        keep that alive."""
         needed = max(1, rows * self.row_bytes)
         if self._arena.numel() < needed:
-            self._arena = _allocate(max(needed, 2 * self._arena.numel()))
+            self._arena = allocate_packed(max(needed, 2 * self._arena.numel(), _LEAST_BYTES))
         return self._arena
-
-
-def _allocate(num_bytes: int) -> Tensor:
-    """Bytes from the system, on huge pages where it has them. They take memory only as they are written."""
-    pages = mmap.mmap(-1, -(-num_bytes // _GROWTH_BYTES) * _GROWTH_BYTES)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.from_numpy(np.frombuffer(pages, np.uint8))

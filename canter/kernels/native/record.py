@@ -15,6 +15,7 @@ from canter import _native
 from canter.kernels.attention_plan import AttentionPlan
 from canter.kernels.native.attention import cache_arguments
 from canter.kernels.native.layout import TYPE_CODES
+from canter.kernels.packed import BlockRows, PackedMatrix
 from canter.kernels.recorder import Buffer, Recorder, RecordError, Symbol
 
 Place = Callable[[Symbol], Any]
@@ -43,8 +44,10 @@ def _is_metadata(x: Symbol, dtype: torch.dtype) -> bool:
     return isinstance(x, Symbol) and not isinstance(x.source, Buffer) and x.dtype == dtype and x.is_contiguous()
 
 
-def linear(x: Symbol, weight: Tensor, bias: Tensor | None) -> Symbol:
+def linear(x: Symbol, weight: Tensor | PackedMatrix, bias: Tensor | None) -> Symbol:
     """[rows, K] -> [rows, N]."""
+    if isinstance(weight, PackedMatrix):
+        return _matmul(x, weight, bias)
     fits = len(x.tail) == 1 and x.is_contiguous() and weight.dim() == 2 and x.tail == (weight.shape[1],) and weight.is_contiguous()
     fits = fits and (bias is None or (bias.shape == weight.shape[:1] and bias.is_contiguous()))
     _require(fits, "linear", "contiguous x [T, K], weight [N, K] and bias [N] or None")
@@ -61,8 +64,34 @@ def linear(x: Symbol, weight: Tensor, bias: Tensor | None) -> Symbol:
     return out
 
 
-def embedding(token_ids: Symbol, weight: Tensor, scale: float = 1.0) -> Symbol:
+def _bind_matrix(recorder: Recorder, matrix: PackedMatrix) -> Any:
+    for part in matrix.parts:
+        recorder.bind(part.data)
+    return matrix.native
+
+
+def _matmul(x: Symbol, weight: PackedMatrix, bias: Tensor | None) -> Symbol:
+    outputs, width = weight.shape
+    fits = x.tail == (width,) and x.is_contiguous() and (bias is None or (bias.shape == (outputs,) and bias.is_contiguous()))
+    _require(fits, "linear", "contiguous x [T, K], weight [N, K] and bias [N] or None")
+    recorder = x.recorder
+    out = recorder.new(x.dtype, outputs)
+    matrix, code = _bind_matrix(recorder, weight), _code("linear", x)
+    bias_at, bias_type = (0, 0) if bias is None else (recorder.bind(bias), _code("linear", bias))
+
+    def emit(program: Any, at: Place) -> None:
+        program.matmul(matrix, at(x), code, x.strides[0], bias_at, bias_type, at(out), code)
+
+    recorder.add("linear", [x], [out], emit)
+    return out
+
+
+def embedding(
+    token_ids: Symbol, weight: Tensor | PackedMatrix | BlockRows, scale: float = 1.0, dtype: torch.dtype = torch.float32
+) -> Symbol:
     """[rows] ids -> [rows, H]."""
+    if not isinstance(weight, Tensor):
+        return _embedding_packed(token_ids, weight, scale, dtype)
     fits = _is_metadata(token_ids, torch.int64) and token_ids.tail == () and weight.dim() == 2 and weight.is_contiguous()
     _require(fits, "embedding", "int64 ids [T] of the step and contiguous weight [V, H]")
     vocab, width = weight.shape
@@ -75,6 +104,30 @@ def embedding(token_ids: Symbol, weight: Tensor, scale: float = 1.0) -> Symbol:
         program.embedding(at(token_ids), table, at(out), code, vocab, width, scale)
 
     token_ids.recorder.add("embedding", [token_ids], [out], emit)
+    return out
+
+
+def _embedding_packed(token_ids: Symbol, weight: PackedMatrix | BlockRows, scale: float, dtype: torch.dtype) -> Symbol:
+    _require(_is_metadata(token_ids, torch.int64) and token_ids.tail == (), "embedding", "int64 ids [T] of the step")
+    recorder = token_ids.recorder
+    vocab, width = weight.shape
+    if scale != 1.0:
+        scale = torch.tensor(scale, dtype=dtype).item()
+    out = recorder.new(dtype, width)
+    code = _code("embedding", out)
+    if isinstance(weight, PackedMatrix):
+        matrix = _bind_matrix(recorder, weight)
+
+        def emit(program: Any, at: Place) -> None:
+            program.embedding_packed(matrix, at(token_ids), at(out), code, scale)
+
+    else:
+        data, name, row_bytes = recorder.bind_array(weight.data), weight.type_name, weight.row_bytes
+
+        def emit(program: Any, at: Place) -> None:
+            program.embedding_blocks(name, data, row_bytes, vocab, width, at(token_ids), at(out), code, scale)
+
+    recorder.add("embedding", [token_ids], [out], emit)
     return out
 
 

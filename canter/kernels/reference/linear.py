@@ -14,6 +14,9 @@ _RUN = {"f32": 0, "bf16": 0, "i8": 128}
 
 _QUANTISED_RUN = 32
 
+_LEAST = 2.4e-35
+"""Runs whose magnitudes are all below it are as good as zero: 127 over them would overflow."""
+
 
 def linear(x: Tensor, weight: Tensor | PackedMatrix, bias: Tensor | None) -> Tensor:
     """`x[T, K]` times `weight[N, K]` transposed, plus `bias[N]`: `[T, N]` in the type of x, accumulated in float32.
@@ -38,8 +41,11 @@ def round_runs(x: Tensor, run: int) -> Tensor:
     if run == 0 or x.numel() == 0:
         return x
     runs = functional.pad(x, (0, -x.shape[1] % run)).unflatten(1, (-1, run))
-    scale = runs.abs().amax(-1, keepdim=True) / 127
-    codes = torch.where(scale > 0, runs / scale, 0).round()
+    highest = runs.abs().amax(-1, keepdim=True)
+    usable = highest > _LEAST
+    most = torch.full_like(highest, 127)  # torch would multiply by the reciprocal of a tensor that divides a number
+    codes = torch.where(usable, runs * (most / highest), 0).round()
+    scale = torch.where(usable, highest / most, 0)
     rounded: Tensor = (codes * scale).flatten(1)[:, : x.shape[1]]
     return rounded
 

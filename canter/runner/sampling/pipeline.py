@@ -132,7 +132,8 @@ class Sampler:
         """Whether a row could be drawn from (its largest score) and its token: [L], [L] int64."""
         limits = self._limits(batch)
         given = limits.temperature, limits.top_k, limits.top_p, limits.log_min_p, limits.seed_key
-        return self.states.ops.draw_tokens(logits, *given, batch.positions, self._salts, bool(used & Feature.TRUNCATION))
+        scores, tokens = self.states.ops.draw_tokens(logits, *given, batch.positions, self._salts, bool(used & Feature.TRUNCATION))
+        return scores, tokens
 
     def _limits(self, batch: SampleBatch) -> Limits:
         def make() -> Limits:

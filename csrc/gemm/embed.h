@@ -1,0 +1,35 @@
+// Rows of a table that is packed, or that lies in its file as blocks.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "common.h"
+#include "gemm/matmul.h"
+#include "quant/dequantize.h"
+
+namespace canter {
+
+struct EmbedCall {
+    const std::int64_t* ids;  // [T]
+    void* out;  // [T, H]
+    DType type;
+    std::int64_t rows;
+    float scale;  // already rounded to the type
+};
+
+// Rows of `width` elements, `row_bytes` apart.
+struct BlockTable {
+    const QuantLayout* layout;
+    const std::uint8_t* data;
+    std::int64_t row_bytes, vocab, width;
+};
+
+// Throws std::invalid_argument for an unknown type and for rows that do not hold so many elements.
+BlockTable block_table(const std::string& type_name, const std::uint8_t* data, std::int64_t row_bytes, std::int64_t vocab, std::int64_t width);
+
+// Throw std::out_of_range for an id outside the table.
+void embedding_packed(const Matrix& matrix, const EmbedCall& call);
+void embedding_blocks(const BlockTable& table, const EmbedCall& call);
+
+}  // namespace canter

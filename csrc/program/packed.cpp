@@ -1,0 +1,41 @@
+// Instructions for packed weights.
+
+#include "gemm/embed.h"
+#include "gemm/matmul.h"
+#include "program/instructions.h"
+
+namespace nb = nanobind;
+
+namespace canter {
+namespace {
+
+// The matrix is copied: a few words a part. Its memory is the caller's.
+void add_matmul(Program& program, const Matrix& matrix, Operand x, int x_type, std::int64_t x_stride, Address bias, int bias_type, Operand out,
+                int out_type) {
+    program.add("linear", [=](const Frame& frame) {
+        matmul({x.at(frame), dtype_of(x_type), x_stride, matrix.parts.data(), static_cast<std::int64_t>(matrix.parts.size()), at(bias),
+                dtype_of(bias_type), out.at(frame), dtype_of(out_type), matrix.outputs, frame.rows, matrix.width});
+    });
+}
+
+void add_embedding_packed(Program& program, const Matrix& matrix, Operand ids, Operand out, int out_type, float scale) {
+    program.add("embedding", [=](const Frame& frame) {
+        embedding_packed(matrix, {ids.at<std::int64_t>(frame), out.at(frame), dtype_of(out_type), frame.rows, scale});
+    });
+}
+
+void add_embedding_blocks(Program& program, const std::string& type_name, Address data, std::int64_t row_bytes, std::int64_t vocab,
+                          std::int64_t width, Operand ids, Operand out, int out_type, float scale) {
+    const BlockTable table = block_table(type_name, at<std::uint8_t>(data), row_bytes, vocab, width);
+    program.add("embedding", [=](const Frame& frame) {
+        embedding_blocks(table, {ids.at<std::int64_t>(frame), out.at(frame), dtype_of(out_type), frame.rows, scale});
+    });
+}
+
+}  // namespace
+
+void bind_packed_instructions(nb::class_<Program>& program) {
+    program.def("matmul", &add_matmul).def("embedding_packed", &add_embedding_packed).def("embedding_blocks", &add_embedding_blocks);
+}
+
+}  // namespace canter

@@ -1,0 +1,132 @@
+"""Recording op by op: symbols, the arena's layout, and programs that give the bits of the ops they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from canter.kernels import bind
+from canter.kernels.native import packed
+from canter.kernels.native.program import NativeProgram, new_recorder
+from canter.kernels.packed import BlockRows, PackedMatrix
+from canter.kernels.recorder import ALIGNMENT, Buffer, RecordError, Symbol, plan_arena
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def replay(work: Callable[..., Symbol], x: Tensor, *args: Any) -> Tensor:
+    """What a program gives that was recorded from `work` on a symbol of x and the other arguments as they are."""
+    recorder = new_recorder()
+    program = NativeProgram(recorder, work(recorder.given("x", x.dtype, *x.shape[1:]), *args))
+    return program.run(x.shape[0], [x.data_ptr()]).clone()
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", (1, 3, 40))
+def test_packed_products(rows: int, dtype: torch.dtype) -> None:
+    parts = [packed.packed_floats(name, normal(n, 50, seed=n)).parts[0] for name, n in (("bf16", 40), ("f32", 7))]
+    weight, bias = PackedMatrix(tuple(parts)), normal(47, seed=3)
+    x, linear = normal(rows, 50, dtype=dtype), bind("linear", "cpu", dtype)
+    for given_bias in (bias, None):
+        assert same_bits(replay(linear, x, weight, given_bias), linear(x, weight, given_bias))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scale", (1.0, 3.3))
+def test_packed_tables(dtype: torch.dtype, scale: float) -> None:
+    table = normal(30, 64)
+    blocks = np.random.default_rng(0).integers(0, 256, (60, 34), np.uint8)  # Q8_0: a float16 scale and 32 codes
+    blocks[:, :2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
+    ids, embedding = torch.tensor([3, 29, 0, 3]), bind("embedding", "cpu", dtype)
+    for weight in (packed.packed_floats("f32", table), BlockRows("Q8_0", blocks.reshape(-1), (30, 64))):
+        expected = embedding(ids, weight, scale, dtype)
+        assert same_bits(replay(embedding, ids, weight, scale, dtype), expected)
+        with pytest.raises(IndexError, match="token ids"):
+            replay(embedding, torch.tensor([0, 30]), weight, scale, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_norms_of_heads_in_a_fused_projection(dtype: torch.dtype) -> None:
+    x, weight, norm = normal(9, 5, 24, dtype=dtype), normal(24), bind("rms_norm", "cpu", dtype)
+    linear, matrix = bind("linear", "cpu", dtype), normal(120, 120, dtype=dtype, seed=4)
+
+    def heads(s: Symbol) -> Symbol:
+        _, k, _ = linear(s.view(-1, 120), matrix, None).view(-1, 5, 24).split_with_sizes((1, 3, 1), 1)
+        return norm(k, weight, 1e-6)  # type: ignore[no-any-return]
+
+    fused = linear(x.view(-1, 120), matrix, None).view(-1, 5, 24)
+    expected = norm(fused[:, 1:4].contiguous(), weight, 1e-6)
+    assert same_bits(norm(fused[:, 1:4], weight, 1e-6), expected)
+    assert same_bits(replay(heads, x), expected)
+
+
+def test_float_records_a_conversion_only_where_it_changes_the_type() -> None:
+    cap = bind("softcap", "cpu", torch.bfloat16)
+    x = normal(5, 33, dtype=torch.bfloat16)
+    assert same_bits(replay(lambda s: cap(s, 3.0).float().float(), x), cap(x, 3.0).float())
+    with pytest.raises(RecordError, match="conversion"):
+        replay(lambda s: cap(s, 3.0).to(torch.float16), x)
+
+
+def test_symbols_know_their_shape() -> None:
+    recorder = new_recorder()
+    x = recorder.new(torch.bfloat16, 12)
+    assert x.shape == (x.rows, 12) and x.dim() == 2 and x.size(1) == 12 and x.device.type == "cpu" and x.is_contiguous()
+    heads = x.view(x.shape[0], 3, 4)
+    a, b = heads.split_with_sizes((1, 2), 1)
+    assert (a.tail, b.tail, b.offset, b.strides) == ((1, 4), (2, 4), 4, (12, 4, 1))
+    assert not b.is_contiguous() and x.contiguous() is x
+    with pytest.raises(RecordError, match="contiguous copy"):
+        b.contiguous()
+    with pytest.raises(RecordError, match="split"):
+        heads.split_with_sizes((1, 1), 1)
+    with pytest.raises(RecordError, match="view"):
+        x.view(-1, 5)
+    with pytest.raises(RecordError, match="rows"):
+        x.view(3, 4)
+    _, narrow = heads.split_with_sizes((2, 2), 2)
+    with pytest.raises(RecordError, match="do not lie in one run"):
+        narrow.view(-1, 6)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(1, 300), st.lists(st.integers(0, 8), max_size=3)), min_size=1, max_size=25))
+def test_buffers_that_live_at_once_do_not_overlap(calls: list[tuple[int, list[int]]]) -> None:
+    recorder = new_recorder()
+    made: list[Symbol] = []
+    for size, used in calls:
+        out = recorder.new(torch.float32, size)
+        recorder.add("op", [made[-1 - back] for back in used if back < len(made)], [out], lambda program, at: None)
+        made.append(out)
+    starts, total = plan_arena(recorder.instructions, [made[-1]])
+
+    def life(symbol: Symbol) -> range:
+        named = [i for i, call in enumerate(recorder.instructions) if any(symbol is used for used in (*call.reads, *call.writes))]
+        return range(named[0], len(calls) + 1 if symbol is made[-1] else named[-1] + 1)
+
+    def place(symbol: Symbol) -> range:
+        assert isinstance(symbol.source, Buffer)
+        return range(starts[symbol.source], starts[symbol.source] + symbol.source.row_bytes)
+
+    def overlap(a: range, b: range) -> bool:
+        return max(a.start, b.start) < min(a.stop, b.stop)
+
+    for i, one in enumerate(made):
+        assert place(one).start % ALIGNMENT == 0 and place(one).stop <= total
+        for other in made[:i]:
+            assert not (overlap(life(one), life(other)) and overlap(place(one), place(other)))
