@@ -113,66 +113,93 @@ inline constexpr int kLine = 64;  // bytes of a cache line
 inline constexpr std::int64_t kScoreStride = kSpan + 16;  // so that rows do not fall on the same cache sets
 inline constexpr std::int64_t kValueKeys = 64;  // keys whose values stay in the first-level cache while rows walk over them
 
-// Keys of a panel: Vec::width of them from each pointer on, the next elements of d `stride` bytes further. `ahead`: those of
-// the panel to be read next, or null.
+// Keys of a panel: Vec::width of them from each pointer on, the next elements of d `stride` bytes further. While the scores are
+// computed, memory is asked for what comes next, for blocks lie scattered and the machine can't guess it: `ahead` and `after`
+// are two such places for each pointer, walked through by ahead_stride and after_stride bytes.
 struct PanelKeys {
     const char* at[kPanelVectors];
     const char* ahead[kPanelVectors];
-    std::int64_t stride;
+    const char* after[kPanelVectors];
+    std::int64_t stride, ahead_stride, after_stride;
 };
 
+template <class C, int R, int V, int H>
+__attribute__((always_inline)) inline void score_step(const float* q, const typename C::Raw* raw, Reg (*sums)[V]) {
+    Reg k[V];
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) k[v] = C::template get<H>(raw[v]);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+        const Reg x = Vec::set1(q[r]);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) sums[r][v] = Vec::fma(x, k[v], sums[r][v]);
+    }
+}
+
+template <class C, int R, int V, int H>
+__attribute__((always_inline)) inline void score_step_few(const float* q, const char** at, Reg (*sums)[V]) {
+    Reg x[R];
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) x[r] = Vec::set1(q[r]);
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+        asm("" : "+r"(at[v]));  // read again: kept in registers, the keys would push out sums
+        const Reg k = C::template get<H>(C::raw(at[v]));
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) sums[r][v] = Vec::fma(x[r], k, sums[r][v]);
+    }
+}
+
 // Scores of R rows and V registers of keys. q holds [D][R].
-template <class C, int R, int V>
-inline void score_tile(const float* q, const char* const* keys, const char* const* ahead, std::int64_t stride, std::int64_t steps, float* out) {
+template <class C, int R, int V, bool Ahead>
+inline void score_tile(const float* q, const PanelKeys& keys, int first, std::int64_t steps, float* out) {
+    const std::int64_t stride = keys.stride;
     Reg sums[R][V];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) sums[r][v] = Vec::zero();
     }
-    const auto step = [&](const float* queries, const Reg* k) {
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) {
-            const Reg x = Vec::set1(queries[r]);
-#pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) sums[r][v] = Vec::fma(x, k[v], sums[r][v]);
-        }
-    };
     const char* at[V];
     const char* far[V];
+    const char* farther[V];
 #pragma GCC unroll 8
     for (int v = 0; v < V; ++v) {
-        at[v] = keys[v];
-        far[v] = ahead[v];
+        at[v] = keys.at[first + v];
+        far[v] = keys.ahead[first + v];
+        farther[v] = keys.after[first + v];
     }
     for (std::int64_t s = 0; s < steps; ++s, q += R * C::lanes) {
-        typename C::Raw raw[V];
+        if constexpr (Ahead) {
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) {
-            raw[v] = C::raw(at[v]);
-            at[v] += stride;
-            if (v * Vec::width * 4 % kLine == 0) {
-                __builtin_prefetch(far[v]);
-                far[v] += stride;
+            for (int v = 0; v < V; v += kLine / 4 / Vec::width) {
+                __builtin_prefetch(far[v], 0, 2);
+                __builtin_prefetch(farther[v], 0, 2);
+                far[v] += keys.ahead_stride;
+                farther[v] += keys.after_stride;
             }
         }
-        Reg k[V];
+        if constexpr (V > 2) {
+            // Few rows: their queries stay in registers and keys pass by, read anew for each of their elements.
+            score_step_few<C, R, V, 0>(q, at, sums);
+            if constexpr (C::lanes >= 2) score_step_few<C, R, V, 1>(q + R, at, sums);
+            if constexpr (C::lanes == 4) {
+                score_step_few<C, R, V, 2>(q + 2 * R, at, sums);
+                score_step_few<C, R, V, 3>(q + 3 * R, at, sums);
+            }
+        } else {
+            typename C::Raw raw[V];
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) k[v] = C::template get<0>(raw[v]);
-        step(q, k);
-        if constexpr (C::lanes >= 2) {
-#pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) k[v] = C::template get<1>(raw[v]);
-            step(q + R, k);
+            for (int v = 0; v < V; ++v) raw[v] = C::raw(at[v]);
+            score_step<C, R, V, 0>(q, raw, sums);
+            if constexpr (C::lanes >= 2) score_step<C, R, V, 1>(q + R, raw, sums);
+            if constexpr (C::lanes == 4) {
+                score_step<C, R, V, 2>(q + 2 * R, raw, sums);
+                score_step<C, R, V, 3>(q + 3 * R, raw, sums);
+            }
         }
-        if constexpr (C::lanes == 4) {
 #pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) k[v] = C::template get<2>(raw[v]);
-            step(q + 2 * R, k);
-#pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) k[v] = C::template get<3>(raw[v]);
-            step(q + 3 * R, k);
-        }
+        for (int v = 0; v < V; ++v) at[v] += stride;
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
@@ -182,35 +209,37 @@ inline void score_tile(const float* q, const char* const* keys, const char* cons
 }
 
 template <class C, int R>
-inline void score_rows(const float* q, const PanelKeys& keys, std::int64_t steps, float* out) {
+inline void score_rows(const float* q, const PanelKeys& keys, bool ahead, std::int64_t steps, float* out) {
     constexpr int V = tile_vectors(R) < kPanelVectors ? tile_vectors(R) : kPanelVectors;
     for (int v = 0; v < kPanelVectors; v += V) {
-        score_tile<C, R, V>(q, keys.at + v, keys.ahead + v, keys.stride, steps, out + v * Vec::width);
+        if (ahead) score_tile<C, R, V, true>(q, keys, v, steps, out + v * Vec::width);
+        else score_tile<C, R, V, false>(q, keys, v, steps, out + v * Vec::width);
     }
 }
 
 template <class C>
-inline void score_panel(int rows, const float* q, const PanelKeys& keys, std::int64_t steps, float* out) {
+inline void score_panel(int rows, const float* q, const PanelKeys& keys, bool ahead, std::int64_t steps, float* out) {
     switch (rows) {
-        case 1: return score_rows<C, 1>(q, keys, steps, out);
-        case 2: return score_rows<C, 2>(q, keys, steps, out);
-        case 3: return score_rows<C, 3>(q, keys, steps, out);
-        case 4: return score_rows<C, 4>(q, keys, steps, out);
-        case 5: return score_rows<C, 5>(q, keys, steps, out);
-        case 6: return score_rows<C, 6>(q, keys, steps, out);
+        case 1: return score_rows<C, 1>(q, keys, ahead, steps, out);
+        case 2: return score_rows<C, 2>(q, keys, ahead, steps, out);
+        case 3: return score_rows<C, 3>(q, keys, ahead, steps, out);
+        case 4: return score_rows<C, 4>(q, keys, ahead, steps, out);
+        case 5: return score_rows<C, 5>(q, keys, ahead, steps, out);
+        case 6: return score_rows<C, 6>(q, keys, ahead, steps, out);
         default: break;
     }
     if constexpr (kTileRows > 6) {
-        if (rows == 7) return score_rows<C, 7>(q, keys, steps, out);
-        if (rows == 8) return score_rows<C, 8>(q, keys, steps, out);
+        if (rows == 7) return score_rows<C, 7>(q, keys, ahead, steps, out);
+        if (rows == 8) return score_rows<C, 8>(q, keys, ahead, steps, out);
     }
 }
 
-// Values of keys that lie in one block, `stride` elements apart.
+// Values of keys that lie in one block, `stride` elements apart. `ahead`: as many bytes to ask the memory for meanwhile, or null.
 template <class E>
 struct ValueRun {
     const E* at;
     std::int64_t count;
+    const char* ahead;
 };
 
 // Add the weighted values of the runs' keys, V registers of d, to the sums of R rows.
@@ -226,7 +255,23 @@ inline void value_tile(const float* weights, const ValueRun<typename C::Element>
     for (int i = 0; i < num_runs; ++i) {
         const typename C::Element* at = runs[i].at + d;
         const float* end = weights + runs[i].count;
+        if (runs[i].ahead) {
+            const std::int64_t each = runs[i].count * static_cast<std::int64_t>(sizeof(typename C::Element)), first = d * each;
+            for (std::int64_t b = first; b < first + V * Vec::width * each; b += kLine) __builtin_prefetch(runs[i].ahead + b, 0, 2);
+        }
         for (; weights < end; ++weights, at += stride) {
+            if constexpr (V > 2) {
+                Reg w[R];
+#pragma GCC unroll 16
+                for (int r = 0; r < R; ++r) w[r] = Vec::set1(weights[r * kScoreStride]);
+#pragma GCC unroll 8
+                for (int v = 0; v < V; ++v) {
+                    const Reg value = C::load(at + v * Vec::width);
+#pragma GCC unroll 16
+                    for (int r = 0; r < R; ++r) total[r][v] = Vec::fma(w[r], value, total[r][v]);
+                }
+                continue;
+            }
             Reg value[V];
 #pragma GCC unroll 8
             for (int v = 0; v < V; ++v) value[v] = C::load(at + v * Vec::width);
@@ -281,11 +326,9 @@ inline std::int64_t greater(std::int64_t a, std::int64_t b) { return a > b ? a :
 inline std::int64_t clamp(std::int64_t x, std::int64_t low, std::int64_t high) { return x < low ? low : x > high ? high : x; }
 inline std::int64_t padded(std::int64_t count) { return (count + 15) / 16 * 16; }
 
-// From so many rows on, keys and values are made floats once, instead of by every few rows anew.
-inline constexpr std::int64_t kConvertRows = 24;
 inline constexpr std::int64_t kChunkRows = 4 * kTileRows;  // whose scores over a span stay in the caches at hand
 
-inline std::int64_t chunk_rows(std::int64_t rows) { return rows < kConvertRows + 8 ? kConvertRows + 8 : kChunkRows; }
+inline std::int64_t chunk_rows(std::int64_t rows) { return rows < kChunkRows + 8 ? kChunkRows + 8 : kChunkRows; }
 
 // Floats of a tile's work. Rows of sums are padded to whole registers.
 struct Scratch {
@@ -510,12 +553,14 @@ struct Place {
         out.stride = kPanel * 4;
         for (int v = 0; v < kPanelVectors; ++v) out.at[v] = lanes + v * Vec::width * 4;
     }
-    // Values of keys [low, high), at most kValueKeys of them, in order.
-    int runs(std::int64_t low, std::int64_t high, ValueRun<E>* out) const {
+    // Values of keys [low, high), at most kValueKeys of them, in order. Meanwhile keys a span later are asked for, up to `end`.
+    int runs(std::int64_t low, std::int64_t high, std::int64_t end, ValueRun<E>* out) const {
         int count = 0;
         while (low < high) {
-            const std::int64_t here = lesser(block_size - (low - index(low) * block_size), high - low);
-            out[count++] = {value(low), here};
+            const std::int64_t offset = low - index(low) * block_size, here = lesser(block_size - offset, high - low);
+            const std::int64_t later = low - offset + kSpan;  // its block, as far into it as this run is into this one
+            const bool known = kSpan % block_size == 0 && later + block_size <= end;
+            out[count++] = {value(low), here, known ? key(later) + offset * s.head_dim * static_cast<std::int64_t>(sizeof(E)) : nullptr};
             low += here;
         }
         return count;
@@ -563,7 +608,7 @@ inline void convert_value(const typename C::Element* from, std::int64_t head_dim
 template <class C>
 struct Span {
     const Place<C>& place;
-    std::int64_t base, low, high;
+    std::int64_t base, low, high, end;  // end: of all keys that the tile sees
     bool convert_keys, convert_values;
 };
 
@@ -608,41 +653,56 @@ inline void score_chunk(const Span<C>& span, const Sight& sight, const Attention
             span.place.panel(span.base + p, span.base + span.low, span.base + span.high, reinterpret_cast<char*>(m.lanes), keys);
         }
     };
-    const bool streams = !span.convert_keys && span.place.whole;
-    PanelKeys keys;
-    find(panel_begin, keys);
+    // Meanwhile ask for the next panel of keys and this one's values; where they are floats already, for the next span's.
+    const bool whole = span.place.whole;
+    const auto look_ahead = [&](std::int64_t p, PanelKeys& keys) {
+        const std::int64_t distance = span.convert_keys ? kSpan : kPanel, last = span.base + (span.convert_keys ? kSpan * 2 : span.high);
+        const std::int64_t end = lesser(span.end, last);
+        constexpr std::int64_t group = kLine / 4;  // keys in a line
+        for (int v = 0; v < kPanelVectors; ++v) {
+            const std::int64_t at = span.base + p + v * Vec::width / group * group, next = at + distance;
+            const bool known = next < end;
+            keys.ahead[v] = known ? span.place.key(next) : keys.at[v];
+            const std::int64_t value = span.convert_keys ? next : at;
+            const bool seen = span.convert_keys ? known : at >= span.base + span.low && at < span.base + span.high;
+            keys.after[v] = seen ? reinterpret_cast<const char*>(span.place.value(value)) : keys.at[v];
+        }
+        keys.ahead_stride = span.convert_keys ? group * static_cast<std::int64_t>(sizeof(typename C::Element)) : keys.stride;
+        keys.after_stride = span.convert_keys ? keys.ahead_stride : kLine;
+    };
+    PanelKeys keys{};
     for (std::int64_t p = panel_begin; p < high; p += kPanel) {
-        PanelKeys next = keys;
-        if (p > panel_begin && !streams) find(p, keys);
-        if (streams && p + kPanel < high) find(p + kPanel, next);
-        for (int v = 0; v < kPanelVectors; ++v) keys.ahead[v] = streams ? next.at[v] : keys.at[v];
+        find(p, keys);
+        bool ahead = whole && row_begin == 0;
+        if (ahead) look_ahead(p, keys);
         std::int64_t row = row_begin;
         const float* q = m.q + row_begin * s.head_dim;
         for (std::int64_t b = block_begin; b < block_end; ++b) {
             const int size = blocks.size(b);
             if (sight.low(row) < p + kPanel && sight.high(row + size - 1) > p) {
                 float* out = m.scores + (row - row_begin) * kScoreStride + p;
-                if (span.convert_keys) score_panel<CodecF32>(size, q, keys, s.head_dim, out);
-                else score_panel<C>(size, q, keys, s.head_dim / C::lanes, out);
+                if (span.convert_keys) score_panel<CodecF32>(size, q, keys, ahead, s.head_dim, out);
+                else score_panel<C>(size, q, keys, ahead, s.head_dim / C::lanes, out);
+                ahead = false;
             }
             row += size;
             q += size * s.head_dim;
         }
-        if (streams) keys = next;
     }
 }
 
 template <class C>
-inline void add_values(const Span<C>& span, const AttentionStep& s, const Scratch& m, std::int64_t row, int rows, std::int64_t low, std::int64_t high) {
+inline void add_values(const Span<C>& span, const AttentionStep& s, const Scratch& m, std::int64_t row, int rows, std::int64_t low,
+                       std::int64_t high) {
     if (low >= high) return;
     const float* weights = m.scores + row * kScoreStride + low;
     float* sums = m.sums + row * m.width;
     if (span.convert_values) {
-        const ValueRun<float> run{m.values + low * m.width, high - low};
+        const ValueRun<float> run{m.values + low * m.width, high - low, nullptr};
         return value_panel<CodecF32>(rows, weights, &run, 1, m.width, m.width, sums);
     }
     ValueRun<typename C::Element> runs[kValueKeys];
-    const int count = span.place.runs(span.base + low, span.base + high, runs);
+    const int count = span.place.runs(span.base + low, span.base + high, row == 0 ? span.end : 0, runs);
     value_panel<C>(rows, weights, runs, count, m.width, s.head_dim, sums);
 }
 
@@ -682,11 +742,11 @@ inline void attend_spans(const AttentionArgs& a, const AttentionStep& s, const A
     const std::int64_t rows = t.rows(), heads = t.head_end - t.head_begin;
     const std::int64_t first = s.seq_lens[t.request] - s.query_start_loc[t.request + 1] + t.begin;
     const RowBlocks blocks(rows);
-    const bool many = rows >= kConvertRows, is_int8 = a.cache_type == CacheType::int8;
+    const bool many = rows >= C::convert_rows, is_int8 = a.cache_type == CacheType::int8;
     const std::int64_t most = chunk_rows(rows);
     for (std::int64_t i = t.span_begin; i < t.span_end; ++i) {
         const Sight sight{first, s.window, heads, i * kSpan};
-        const Span<C> span{place, i * kSpan, sight.low(0), sight.high(rows - 1), many && (C::lanes > 1 || !place.whole),
+        const Span<C> span{place, i * kSpan, sight.low(0), sight.high(rows - 1), first + t.end - t.begin, many && (C::lanes > 1 || !place.whole),
                            (many && C::lanes > 1) || s.head_dim % Vec::width != 0 || m.width != s.head_dim};
         load_span(span, m, s);
         if (is_int8) {

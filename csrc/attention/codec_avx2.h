@@ -9,6 +9,7 @@ struct CodecF32 {
     using Element = float;
     static constexpr int lanes = 1;
     static constexpr float factor = 1.0f;
+    static constexpr int convert_rows = 24;
     using Raw = __m256;
     static Raw raw(const char* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
     template <int H>
@@ -22,6 +23,7 @@ struct CodecBF16 {
     using Element = bf16;
     static constexpr int lanes = 2;
     static constexpr float factor = 1.0f;
+    static constexpr int convert_rows = 24;
     using Raw = __m256i;
     static Raw raw(const char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
     template <int H>
@@ -37,6 +39,7 @@ struct CodecFP8 {
     using Element = std::uint8_t;
     static constexpr int lanes = 4;
     static constexpr float factor = 256.0f;
+    static constexpr int convert_rows = 5;
     struct Raw {
         __m256i first, second;  // half floats of elements 0 and 1, 2 and 3
     };
@@ -69,6 +72,7 @@ struct CodecI8 {
     using Element = std::int8_t;
     static constexpr int lanes = 4;
     static constexpr float factor = 1.0f;
+    static constexpr int convert_rows = 5;
     using Raw = __m256i;
     static Raw raw(const char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
     template <int H>

@@ -1,6 +1,7 @@
 // Elements of the cache as floats, in portable code.
 //
-// A codec has: `lanes`, elements in 4 bytes; `factor`, by which its floats are too small (a power of two, made good once at
+// A codec has: `lanes`, elements in 4 bytes; `convert_rows`, from how many rows on keys and values are made floats once instead of
+// by every few rows anew; `factor`, by which its floats are too small (a power of two, made good once at
 // the end); Raw, one register of keys with `lanes` elements of d each, and get<H>, the H-th of them; load(p), Vec::width
 // elements in a row.
 #pragma once
@@ -26,6 +27,7 @@ struct CodecF32 {
     using Element = float;
     static constexpr int lanes = 1;
     static constexpr float factor = 1.0f;
+    static constexpr int convert_rows = 24;
     using Raw = Vec::reg;
     static Raw raw(const char* p) { return Vec::load(reinterpret_cast<const float*>(p)); }
     template <int H>
@@ -39,6 +41,7 @@ struct CodecBF16 {
     using Element = bf16;
     static constexpr int lanes = 2;
     static constexpr float factor = 1.0f;
+    static constexpr int convert_rows = 24;
     using Raw = Vec::ureg;
     static Raw raw(const char* p) {
         Raw r;
@@ -56,6 +59,7 @@ struct CodecFP8 {
     using Element = std::uint8_t;
     static constexpr int lanes = 4;
     static constexpr float factor = 256.0f;
+    static constexpr int convert_rows = 5;
     struct Raw {
         std::uint8_t bytes[16];
     };
@@ -75,6 +79,7 @@ struct CodecI8 {
     using Element = std::int8_t;
     static constexpr int lanes = 4;
     static constexpr float factor = 1.0f;
+    static constexpr int convert_rows = 5;
     using Raw = Vec::ireg;
     static Raw raw(const char* p) {
         Raw r;
