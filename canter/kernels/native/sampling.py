@@ -11,6 +11,11 @@ from canter.kernels.reference import sampling as reference
 from canter.kernels.reference.random import stream_offset
 
 
+def _addresses(tensors: tuple[Tensor, ...], *numbers: int) -> list[int]:
+    """Arguments of the compiled module: where the tensors lie, then numbers."""
+    return [*[t.data_ptr() for t in tensors], *numbers]
+
+
 def _require_logits(op: str, logits: Tensor) -> tuple[int, int]:
     fits = logits.dim() == 2 and logits.shape[1] > 0 and logits.dtype == torch.float32 and logits.is_contiguous()
     require(fits and logits.device.type == "cpu", op, "contiguous float32 logits [L, V] on the CPU", logits)
@@ -51,7 +56,7 @@ def draw_tokens(
     seed_keys, positions = contiguous(seed_keys, torch.int64), contiguous(positions, torch.int64)
     scores, tokens = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
     places = (logits, temperature, *limits, seed_keys, positions, salts, scores, tokens)
-    _native.draw_tokens(*[t.data_ptr() for t in places], rows, vocab, stream_offset(stream))
+    _native.draw_tokens(*_addresses(places, rows, vocab, stream_offset(stream)))
     return scores, tokens
 
 
@@ -59,7 +64,7 @@ def keep_tokens(logits: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor)
     """As the reference; rows whose largest logit is not finite stay as they are."""
     rows, vocab = _require_logits("keep_tokens", logits)
     limits = _limits("keep_tokens", rows, top_k, top_p, log_min_p)
-    _native.keep_tokens(logits.data_ptr(), *[t.data_ptr() for t in limits], rows, vocab)
+    _native.keep_tokens(*_addresses((logits, *limits), rows, vocab))
 
 
 def penalize(
@@ -85,7 +90,7 @@ def penalize(
     penalties = [contiguous(t, torch.float32) for t in (repetition, frequency, presence)]
     draft_counts = contiguous(draft_counts, torch.int32)
     places = (logits, lines, rows, counts, *penalties, draft_ids, draft_counts)
-    _native.penalize(*[t.data_ptr() for t in places], number, vocab, draft_ids.shape[1], reference.IN_PROMPT)
+    _native.penalize(*_addresses(places, number, vocab, draft_ids.shape[1], reference.IN_PROMPT))
 
 
 def token_logprobs(logits: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -98,5 +103,5 @@ def token_logprobs(logits: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor
     ids, found = torch.empty((rows, 1 + num_top), dtype=torch.int64), torch.empty((rows, 1 + num_top))
     ranks = torch.empty(rows, dtype=torch.int64)
     places = (logits, chosen, ids, found, ranks)
-    _native.token_logprobs(*[t.data_ptr() for t in places], rows, vocab, num_top)
+    _native.token_logprobs(*_addresses(places, rows, vocab, num_top))
     return ids, found, ranks

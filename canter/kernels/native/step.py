@@ -46,10 +46,15 @@ def gather_step(
     targets = []
     for i in range(groups):
         table = block_tables[i]
+        fits = table.dtype == torch.int32 and table.is_contiguous() and used[i] <= table.shape[1]
+        require(fits, "gather_step", f"contiguous int32 block tables [R, at least {used[i]}]", table)
         targets.append((table.data_ptr(), table.shape[1], block_sizes[i], used[i], narrow[2 + i].data_ptr(), wide[5 + i].data_ptr()))
     table_places = all_token_ids.data_ptr(), total_len.data_ptr(), num_computed.data_ptr(), draft_tokens.data_ptr(), width
-    outputs = [t.data_ptr() for t in (*wide[:5], *narrow[:2])]
-    _native.gather_step(*table_places, draft_tokens.shape[1], max_rows, host.data_ptr(), drafts.data_ptr(), requests, *outputs, targets)
+    of_tokens = wide[0].data_ptr(), wide[1].data_ptr()
+    of_logits = wide[2].data_ptr(), wide[3].data_ptr(), wide[4].data_ptr()
+    of_requests = narrow[0].data_ptr(), narrow[1].data_ptr()
+    step_places = host.data_ptr(), drafts.data_ptr(), requests, *of_tokens, *of_logits, *of_requests
+    _native.gather_step(*table_places, draft_tokens.shape[1], max_rows, *step_places, targets)
     tables = [narrow[2 + i].view(requests, used[i]) for i in range(groups)]
     return (*wide[:5], *narrow[:2], *tables, *wide[5:])
 
@@ -67,6 +72,8 @@ def advance_step(
     """As the reference; `host` must be the one of the step's `gather_step`."""
     requests = _require_host("advance_step", host)
     _require_table("advance_step", all_token_ids, total_len, num_computed)
+    fits = sampled.dtype == token_ids.dtype == torch.int64 and sampled.is_contiguous() and token_ids.is_contiguous()
+    require(fits, "advance_step", "contiguous int64 sampled [L] and token_ids [T]", sampled, token_ids)
     tokens, counts = torch.empty((num_sampling, width), dtype=torch.int64), torch.empty(num_sampling, dtype=torch.int64)
     table_places = all_token_ids.data_ptr(), total_len.data_ptr(), num_computed.data_ptr(), all_token_ids.shape[1]
     step_places = host.data_ptr(), sampled.data_ptr(), token_ids.data_ptr(), tokens.data_ptr(), counts.data_ptr()
