@@ -35,8 +35,19 @@ struct Ops {
         return _mm256_set1_epi32(value);
     }
 
+    // A value that stays in its register. Left to itself, the compiler adds the products up in trees, runs out of registers
+    // and then loads codes again for every row.
+    static __m256i kept(__m256i v) {
+        asm("" : "+x"(v));
+        return v;
+    }
+
     static Codes load(const std::uint8_t* p) {
         return {{_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))}};
+    }
+    static Codes load_once(const std::uint8_t* p) {
+        const Codes c = load(p);
+        return {{kept(c.v[0]), kept(c.v[1])}};
     }
     static void store(std::uint8_t* p, const Codes& c) {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), c.v[0]);
@@ -81,7 +92,7 @@ struct Ops {
         }
         return out;
     }
-    static WideCodes load_wide(const std::uint8_t* p) { return {load(p), load(p + 64)}; }
+    static WideCodes load_wide(const std::uint8_t* p) { return {load_once(p), load_once(p + 64)}; }
     static void store_wide(std::uint8_t* p, const WideCodes& c) {
         store(p, c.even);
         store(p + 64, c.odd);
@@ -90,8 +101,8 @@ struct Ops {
     static Ints add_wide(Ints sum, const WideCodes& c, const std::int16_t* x) {
         const __m256i even = word(x), odd = word(x + 2);
         for (int i = 0; i < 2; ++i) {
-            sum.v[i] = _mm256_add_epi32(sum.v[i], _mm256_madd_epi16(c.even.v[i], even));
-            sum.v[i] = _mm256_add_epi32(sum.v[i], _mm256_madd_epi16(c.odd.v[i], odd));
+            sum.v[i] = kept(_mm256_add_epi32(sum.v[i], _mm256_madd_epi16(c.even.v[i], even)));
+            sum.v[i] = kept(_mm256_add_epi32(sum.v[i], _mm256_madd_epi16(c.odd.v[i], odd)));
         }
         return sum;
     }
@@ -103,7 +114,7 @@ struct Ops {
     static Sum zero_sum() { return zero_ints(); }
     static Sum add(Sum sum, const Codes& c, const std::int8_t* p) {
         const __m256i x = word(p);
-        for (int i = 0; i < 2; ++i) sum.v[i] = _mm256_add_epi16(sum.v[i], _mm256_maddubs_epi16(c.v[i], x));
+        for (int i = 0; i < 2; ++i) sum.v[i] = kept(_mm256_add_epi16(sum.v[i], _mm256_maddubs_epi16(c.v[i], x)));
         return sum;
     }
     static Ints total(const Sum& sum) {

@@ -35,7 +35,17 @@ struct Ops {
         return _mm512_set1_epi32(value);
     }
 
+    // A value that stays in its register. Left to itself, the compiler adds the products up in trees, runs out of registers
+    // and then loads codes again for every row.
+    static __m512i kept(__m512i v) {
+#if !defined(CANTER_SIMDE)
+        asm("" : "+v"(v));
+#endif
+        return v;
+    }
+
     static Codes load(const std::uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+    static Codes load_once(const std::uint8_t* p) { return {kept(load(p).v)}; }
     static void store(std::uint8_t* p, const Codes& c) { _mm512_storeu_si512(p, c.v); }
     static Codes unsigned_bytes(const std::uint8_t* p) {
         if constexpr (kSplitsBytes) return load(p);
@@ -67,15 +77,15 @@ struct Ops {
     }
 
     static WideCodes widen(const Codes& c) { return {{_mm512_srai_epi16(_mm512_slli_epi16(c.v, 8), 8)}, {_mm512_srai_epi16(c.v, 8)}}; }
-    static WideCodes load_wide(const std::uint8_t* p) { return {load(p), load(p + 64)}; }
+    static WideCodes load_wide(const std::uint8_t* p) { return {load_once(p), load_once(p + 64)}; }
     static void store_wide(std::uint8_t* p, const WideCodes& c) {
         store(p, c.even);
         store(p + 64, c.odd);
     }
     static Ints zero_ints() { return {_mm512_setzero_si512()}; }
     static Ints add_wide(Ints sum, const WideCodes& c, const std::int16_t* x) {
-        sum.v = _mm512_add_epi32(sum.v, _mm512_madd_epi16(c.even.v, word(x)));
-        sum.v = _mm512_add_epi32(sum.v, _mm512_madd_epi16(c.odd.v, word(x + 2)));
+        sum.v = kept(_mm512_add_epi32(sum.v, _mm512_madd_epi16(c.even.v, word(x))));
+        sum.v = kept(_mm512_add_epi32(sum.v, _mm512_madd_epi16(c.odd.v, word(x + 2))));
         return sum;
     }
 
@@ -85,7 +95,7 @@ struct Ops {
     static Sum add(Sum sum, const Codes& c, const std::int8_t* x) { return {_mm512_dpbusd_epi32(sum.v, c.v, word(x))}; }
     static Ints total(const Sum& sum) { return sum; }
 #else
-    static Sum add(Sum sum, const Codes& c, const std::int8_t* x) { return {_mm512_add_epi16(sum.v, _mm512_maddubs_epi16(c.v, word(x)))}; }
+    static Sum add(Sum sum, const Codes& c, const std::int8_t* x) { return {kept(_mm512_add_epi16(sum.v, _mm512_maddubs_epi16(c.v, word(x))))}; }
     static Ints total(const Sum& sum) { return {_mm512_madd_epi16(sum.v, _mm512_set1_epi16(1))}; }
 #endif
     static Ints add_spread(const Ints& a, const std::int32_t* p) { return {_mm512_add_epi32(a.v, word(p))}; }

@@ -34,6 +34,7 @@ struct Ops {
     }
 
     static Codes load(const std::uint8_t* p) { return read<Codes>(p); }
+    static Codes load_once(const std::uint8_t* p) { return load(p); }
     static void store(std::uint8_t* p, Codes c) { std::memcpy(p, &c, sizeof c); }
     static Codes unsigned_bytes(const std::uint8_t* p) { return load(p) ^ 0x80808080u; }
     static void nibbles(const std::uint8_t* p, Codes& low, Codes& high) {

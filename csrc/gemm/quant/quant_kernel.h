@@ -131,8 +131,8 @@ struct Unpacked {
     void next() { at += T::unpacked_bytes; }
     template <int Q>
     void pair(Codes& a, Codes& b) const {
-        a = Ops::load(at + 128 * Q);
-        b = Ops::load(at + 128 * Q + 64);
+        a = Ops::load_once(at + 128 * Q);
+        b = Ops::load_once(at + 128 * Q + 64);
     }
     template <int G>
     Ops::WideCodes wide() const {
@@ -197,13 +197,21 @@ inline void accumulate(Source (&source)[P], const Row (&rows)[R], std::int64_t r
         if constexpr (held) totals[r][p] = Ops::fma(dot, scale, totals[r][p]);
         else Ops::store_floats(sums + 16 * (r * P + p), Ops::fma(dot, scale, Ops::load_floats(sums + 16 * (r * P + p))));
     };
+    // The runs from i on that share a scale of x.
+    const auto each_run = [&](std::int64_t i, const auto& body) {
+        if constexpr (T::scale_runs == 1) {
+            body(i);
+        } else {
+            const std::int64_t last = i + T::scale_runs < runs ? i + T::scale_runs : runs;
+            for (std::int64_t k = i; k < last; ++k) body(k);
+        }
+    };
     for (std::int64_t i = 0; i < runs; i += T::scale_runs) {
         if constexpr (T::wide) {
             Ints dots[R][P];
 #pragma GCC unroll 32
             for (int j = 0; j < R * P; ++j) dots[j / P][j % P] = T::Panel::zero_ints();
-            const std::int64_t last = i + T::scale_runs < runs ? i + T::scale_runs : runs;
-            for (std::int64_t k = i; k < last; ++k) {
+            each_run(i, [&](std::int64_t k) {
 #pragma GCC unroll 4
                 for (int p = 0; p < P; ++p) source[p].next();
                 const auto group = [&]<int G>() {
@@ -224,7 +232,7 @@ inline void accumulate(Source (&source)[P], const Row (&rows)[R], std::int64_t r
                 group.template operator()<5>();
                 group.template operator()<6>();
                 group.template operator()<7>();
-            }
+            });
             Floats scale[P];
             if constexpr (!T::per_output) {
 #pragma GCC unroll 4
@@ -252,14 +260,15 @@ inline void accumulate(Source (&source)[P], const Row (&rows)[R], std::int64_t r
                 Codes a[P], b[P];
 #pragma GCC unroll 4
                 for (int p = 0; p < P; ++p) source[p].template pair<Q>(a[p], b[p]);
+                const auto add_group = [&](const Codes(&codes)[P], int at) {
 #pragma GCC unroll 8
-                for (int r = 0; r < R; ++r) {
-                    const std::int8_t* x = rows[r].runs[k].codes + 8 * Q;
+                    for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-                    for (int p = 0; p < P; ++p) dots[r][p] = Ops::add(dots[r][p], a[p], x);
-#pragma GCC unroll 4
-                    for (int p = 0; p < P; ++p) dots[r][p] = Ops::add(dots[r][p], b[p], x + 4);
-                }
+                        for (int p = 0; p < P; ++p) dots[r][p] = Ops::add(dots[r][p], codes[p], rows[r].runs[k].codes + at);
+                    }
+                };
+                add_group(a, 8 * Q);
+                add_group(b, 8 * Q + 4);
             };
             const auto end = [&]<int H>() {
                 Floats scale[P], minimum[P];
@@ -297,8 +306,7 @@ inline void accumulate(Source (&source)[P], const Row (&rows)[R], std::int64_t r
                 }
             };
             begin.template operator()<0>();
-            const std::int64_t last = i + T::scale_runs < runs ? i + T::scale_runs : runs;
-            for (std::int64_t k = i; k < last; ++k) {
+            each_run(i, [&](std::int64_t k) {
 #pragma GCC unroll 4
                 for (int p = 0; p < P; ++p) source[p].next();
                 pair.template operator()<0>(k);
@@ -309,7 +317,7 @@ inline void accumulate(Source (&source)[P], const Row (&rows)[R], std::int64_t r
                 }
                 pair.template operator()<2>(k);
                 pair.template operator()<3>(k);
-            }
+            });
             end.template operator()<T::halves ? 1 : 0>();
         }
     }
