@@ -128,9 +128,7 @@ def attend(
         requests = table, starts, lengths
         plan = plan_attention(*requests)
         for _ in range(2):  # as the next layer of the group
-            out = attention.paged_attention(
-                queries, *caches[:2], *requests, head_dim**-0.5, window, softcap, sinks, *caches[2:], plan
-            )
+            out = attention.paged_attention(queries, *caches[:2], *requests, head_dim**-0.5, window, softcap, sinks, *caches[2:], plan)
         outputs.append(out[beside:])
         done += chunk
     return torch.cat(outputs)
@@ -165,7 +163,12 @@ def test_attention_over_several_spans(heads: tuple[int, int], head_dim: int, win
     assert bool(whole.isfinite().all())
     for threads in (1, 2, 5):
         native.set_num_threads(threads)
-        for chunks, block_size, beside in (([length], 16, 0), ([250, 17, 300, 30, 1, 1, 1], 16, 0), ([300, 1, 299], 24, 3), ([511, 1, 88], 5, 0)):
+        for chunks, block_size, beside in (
+            ([length], 16, 0),
+            ([250, 17, 300, 30, 1, 1, 1], 16, 0),
+            ([300, 1, 299], 24, 3),
+            ([511, 1, 88], 5, 0),
+        ):
             found = attend(*qkv, chunks, block_size, window, beside=beside, cache_dtype=cache_dtype, sinks=sinks)
             assert same_bits(found, whole), (threads, chunks)
 
