@@ -1,6 +1,7 @@
 """The compiled module: addresses (`Tensor.data_ptr()`) and sizes in, results written through them. See csrc/bindings.cpp.
 
-Types are 0 for float32 and 1 for bfloat16. Only `canter.kernels.native` calls it.
+Types are 0 for float32 and 1 for bfloat16; of caches also 2 for fp8_e4m3 and 3 for int8 with a scale for each token and head.
+Only `canter.kernels.native` calls it.
 """
 
 from collections.abc import Sequence
@@ -89,8 +90,12 @@ def write_kv(
     k_cache: int,
     v_cache: int,
     cache_type: int,
-    k_block_stride: int,
-    v_block_stride: int,
+    k_block_bytes: int,
+    v_block_bytes: int,
+    k_scale: int,
+    v_scale: int,
+    k_scale_stride: int,
+    v_scale_stride: int,
     slots: int,
     rows: int,
     heads: int,
@@ -99,28 +104,44 @@ def write_kv(
     block_size: int,
     /,
 ) -> None: ...
+
+class AttentionPlan:
+    """The tasks of one step's attention. It points into the arrays that it was made of."""
+
+    num_tasks: int
+    def make(
+        self,
+        block_table: int,
+        query_start_loc: int,
+        seq_lens: int,
+        rows: int,
+        requests: int,
+        table_width: int,
+        q_heads: int,
+        k_heads: int,
+        head_dim: int,
+        num_blocks: int,
+        block_size: int,
+        window: int,
+        /,
+    ) -> None: ...
+
 def paged_attention(
+    plan: AttentionPlan,
     q: int,
     type: int,
     q_stride: int,
     k_cache: int,
     v_cache: int,
     cache_type: int,
-    k_block_stride: int,
-    v_block_stride: int,
-    block_table: int,
-    query_start_loc: int,
-    seq_lens: int,
+    k_block_bytes: int,
+    v_block_bytes: int,
+    k_scale: int,
+    v_scale: int,
+    k_scale_stride: int,
+    v_scale_stride: int,
+    sinks: int,
     out: int,
-    rows: int,
-    requests: int,
-    table_width: int,
-    q_heads: int,
-    k_heads: int,
-    head_dim: int,
-    num_blocks: int,
-    block_size: int,
-    window: int,
     scale: float,
     softcap: float,
     /,

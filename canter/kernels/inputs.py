@@ -175,7 +175,7 @@ def empty_cache(
     values = torch.full((num_blocks, heads, block_size, head_dim), 99 if is_int8 else fill).to(dtype)
     if not is_int8:
         return keys, values, None, None
-    return keys, values, *(torch.full((num_blocks, heads, block_size), fill) for _ in range(2))
+    return keys, values, torch.full((num_blocks, heads, block_size), fill), torch.full((num_blocks, heads, block_size), fill)
 
 
 CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8)

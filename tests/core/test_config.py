@@ -43,6 +43,12 @@ def test_automatic_choices_have_reasons() -> None:
     assert any("dtype" in r for r in reasons) and any("max_model_len" in r for r in reasons)
 
 
+def test_cache_types_have_one_name_each() -> None:
+    names = ("auto", "float32", "fp8", "fp8_e4m3", "int8_per_token_head")
+    found = [resolve(EngineArgs.parse(kv_cache_dtype=name), MODEL, CPU)[0].kv_cache_dtype for name in names]
+    assert found == ["bfloat16", "float32", "fp8_e4m3", "fp8_e4m3", "int8_per_token_head"]
+
+
 def test_float16_checkpoints_run_as_bfloat16_on_a_cpu() -> None:
     model = ModelFacts("LlamaForCausalLM", "float16", 2048)
     assert resolve(EngineArgs.parse(), model, CPU)[0].dtype == "bfloat16"

@@ -1,13 +1,32 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from canter.core.state_specs import StateKind, attention_spec, plan_layout
+from canter.core.errors import ConfigError
+from canter.core.state_specs import CACHE_STORAGE, DTYPE_BYTES, StateKind, attention_spec, plan_layout
 
 
 def spec(window: int | None = None, heads: int = 2, dim: int = 16):
     return attention_spec(heads, dim, "float32", 16, window)
+
+
+@pytest.mark.parametrize("cache_dtype", CACHE_STORAGE)
+def test_keys_lie_in_lanes_of_four_bytes(cache_dtype: str) -> None:
+    fields = {f.name: f for f in attention_spec(2, 64, cache_dtype, 16).fields}
+    size = DTYPE_BYTES[fields["k"].dtype]
+    assert fields["k"].shape == (2, 64 * size // 4, 16, 4 // size)
+    assert fields["v"].shape == (2, 16, 64)
+    assert ("k_scale" in fields) == ("v_scale" in fields) == (cache_dtype == "int8_per_token_head")
+
+
+def test_head_sizes_that_lanes_do_not_divide() -> None:
+    with pytest.raises(ConfigError, match="fp8_e4m3 needs a head size that is a multiple of 4; the model's is 6"):
+        attention_spec(2, 6, "fp8_e4m3", 16)
+    with pytest.raises(ConfigError, match="multiple of 2"):
+        attention_spec(2, 7, "bfloat16", 16)
+    attention_spec(2, 7, "float32", 16)
 
 
 def test_equal_layers_are_one_group() -> None:

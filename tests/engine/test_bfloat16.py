@@ -79,9 +79,9 @@ def test_same_bits(model: Path, expected: dict[str, Any], changes: dict[str, Any
 
 
 def test_cached_values_of_another_type(model: Path) -> None:
-    """float32 activations over a bfloat16 cache, and a float16 cache that only the references serve."""
+    """float32 activations over half and 8-bit caches; a float16 cache only the references serve."""
     requests = all_requests()[6:18]
-    for cache_dtype in ("bfloat16", "float16"):
+    for cache_dtype in ("bfloat16", "float16", "fp8", "int8_per_token_head"):
         want = alone(model, requests, kv_cache_dtype=cache_dtype)
         core = engine(model, kv_cache_dtype=cache_dtype, max_num_batched_tokens=70)
         found = results(core, requests)

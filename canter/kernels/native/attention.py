@@ -32,13 +32,12 @@ def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, rot_dim: in
 
 def cache_arguments(
     op: str, k_cache: Tensor, v_cache: Tensor, heads: int, head_dim: int, k_scale: Tensor | None, v_scale: Tensor | None
-) -> tuple[int, ...]:
+) -> tuple[int, int, int, int, int, int, int, int, int]:
     """What the compiled module needs to know of a layer's cache, after checking its layout."""
     code = CACHE_TYPE_CODES.get(k_cache.dtype)
     if code is None or k_cache.device.type != "cpu":
-        raise ValueError(
-            f"{op}: expected a float32, bfloat16, float8_e4m3fn or int8 cache on the CPU, got {k_cache.dtype} on {k_cache.device}."
-        )
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CACHE_TYPE_CODES)
+        raise ValueError(f"{op}: expected a cache on the CPU of a type among {known}; got {k_cache.dtype} on {k_cache.device}.")
     size = k_cache.element_size()
     lanes = 4 // size
     fits = k_cache.dim() == 5 and v_cache.dim() == 4 and k_cache.dtype == v_cache.dtype and head_dim % lanes == 0
@@ -52,8 +51,10 @@ def cache_arguments(
     scales = (0, 0, 0, 0)
     if code == 3:
         fits = k_scale is not None and v_scale is not None and k_scale.dtype == v_scale.dtype == torch.float32
-        fits = fits and k_scale.shape == v_scale.shape == v_cache.shape[:3] and has_packed_blocks(k_scale) and has_packed_blocks(v_scale)
-        require(fits, op, "float32 scales [NB, Hk, BS] for an int8 cache", k_scale, v_scale)
+        require(fits, op, "float32 scales for an int8 cache", k_scale, v_scale)
+        assert k_scale is not None and v_scale is not None
+        fits = k_scale.shape == v_scale.shape == v_cache.shape[:3] and has_packed_blocks(k_scale) and has_packed_blocks(v_scale)
+        require(fits, op, "scales [NB, Hk, BS], each block in one run", k_scale, v_scale)
         scales = (k_scale.data_ptr(), v_scale.data_ptr(), k_scale.stride(0), v_scale.stride(0))
     return (k_cache.data_ptr(), v_cache.data_ptr(), code, k_cache.stride(0) * size, v_cache.stride(0) * size, *scales)
 
@@ -79,9 +80,9 @@ def write_kv(
 
 def _make_plan(plan: AttentionPlan, shape: tuple[int, ...]) -> _native.AttentionPlan:
     """The compiled module's plan for layers of one shape: (rows, Hq, Hk, D, NB, BS, window)."""
-    made = plan.made.get(shape)
-    if made is not None:
-        return made[0]
+    if shape in plan.made:
+        made: _native.AttentionPlan = plan.made[shape][0]
+        return made
     rows, q_heads, k_heads, head_dim, num_blocks, block_size, window = shape
     require(q_heads % k_heads == 0, "paged_attention", f"query heads in whole groups, got {q_heads} for {k_heads} key heads")
     requests = plan.seq_lens.shape[0]
