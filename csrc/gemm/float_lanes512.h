@@ -33,7 +33,11 @@ struct Lanes512 {
     }
     static reg add(reg a, reg b) { return _mm512_add_ps(a, b); }
     static reg fma(reg a, reg b, reg c) { return _mm512_fmadd_ps(a, b, c); }
+#if defined(CANTER_SIMDE)
+    static void pin(reg&) {}  // emulated: no register holds it
+#else
     static void pin(reg& v) { asm volatile("" : "+v"(v)); }
+#endif
 
     static pairs load_pairs(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
     static reg even(pairs p) { return _mm512_castsi512_ps(_mm512_slli_epi32(p, 16)); }
