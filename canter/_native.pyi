@@ -148,29 +148,6 @@ def paged_attention(
 ) -> None: ...
 def dequantize(type_name: str, data: int, num_bytes: int, num_elements: int, out: int, out_type: int, /) -> None: ...
 
-class AttentionPlan:
-    """How the attention of a step is cut into tasks, for the layers of one state group."""
-
-    def __init__(self) -> None: ...
-    def make(
-        self,
-        block_table: int,
-        query_start_loc: int,
-        seq_lens: int,
-        rows: int,
-        requests: int,
-        table_width: int,
-        q_heads: int,
-        k_heads: int,
-        head_dim: int,
-        num_blocks: int,
-        block_size: int,
-        window: int,
-        /,
-    ) -> None: ...
-    @property
-    def num_tasks(self) -> int: ...
-
 class Operand:
     """Where an instruction finds a tensor: at an address, in the arena (bytes per row before its buffer, and into its row),
     or where a slot of the step says."""
@@ -320,6 +297,7 @@ class Program:
         softcap: float,
         /,
     ) -> None: ...
+
 MAX_TOP_LOGPROBS: int
 
 def greedy_tokens(logits: int, scores: int, tokens: int, rows: int, vocab: int, /) -> None: ...

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from canter.kernels.reference import attention
 from canter.kernels.packed import BlockRows, PackedMatrix, PackedPart, packer
+from canter.kernels.reference import attention
 
 Case = tuple[Any, ...]
 """Positional arguments of one call."""

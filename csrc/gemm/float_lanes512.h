@@ -34,7 +34,7 @@ struct Lanes512 {
     static reg add(reg a, reg b) { return _mm512_add_ps(a, b); }
     static reg fma(reg a, reg b, reg c) { return _mm512_fmadd_ps(a, b, c); }
 #if defined(CANTER_SIMDE)
-    static void pin(reg&) {}
+    static void pin(reg&) {}  // emulated: no register holds it
 #else
     static void pin(reg& v) { asm volatile("" : "+v"(v)); }
 #endif

@@ -292,6 +292,15 @@ inline __m512bh pair_bf16(__m512 a, __m512 b) {  // the lower half from b
 // The rest.
 #define _mm512_srai_epi32(v, count) \
     (canter::emulated::join(_mm256_srai_epi32(canter::emulated::low((__m512i)(v)), count), _mm256_srai_epi32(canter::emulated::high((__m512i)(v)), count)))
+// SIMDe 0.7.4 gives _mm512_madd_epi16 the arguments of its masked form.
+namespace canter::emulated {
+inline __m512i madd(__m512i a, __m512i b) { return join(_mm256_madd_epi16(low(a), low(b)), _mm256_madd_epi16(high(a), high(b))); }
+inline __m512i maddubs(__m512i a, __m512i b) { return join(_mm256_maddubs_epi16(low(a), low(b)), _mm256_maddubs_epi16(high(a), high(b))); }
+}  // namespace canter::emulated
+#undef _mm512_madd_epi16
+#undef _mm512_maddubs_epi16
+#define _mm512_madd_epi16(a, b) (canter::emulated::madd(a, b))
+#define _mm512_maddubs_epi16(a, b) (canter::emulated::maddubs(a, b))
 #undef _mm512_cmpeq_epi8_mask
 #undef _mm512_cmpeq_epi16_mask
 #define _mm512_cmpeq_epi8_mask(a, b) (canter::emulated::compare<__mmask64, std::uint8_t>((__m512i)(a), (__m512i)(b), [](auto x, auto y) { return x == y; }))
