@@ -14,6 +14,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -83,8 +84,12 @@ private:
     // Threads that find nothing left still count the next task up: it must not run into the number of tasks.
     static constexpr std::int64_t kMaxTasks = std::int64_t{1} << (kTaskBits - 1);
 
+    // Where the system gives no more threads, those that there are do the work.
     void start() {
-        while (static_cast<int>(workers_.size()) < num_threads_ - 1) workers_.emplace_back([this] { work(); });
+        try {
+            while (static_cast<int>(workers_.size()) < num_threads_ - 1) workers_.emplace_back([this] { work(); });
+        } catch (const std::system_error&) {
+        }
     }
 
     void run_region(std::uint64_t count, Task task, const void* context) {
