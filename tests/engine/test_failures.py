@@ -55,7 +55,7 @@ def test_a_kernel_that_fails_fails_its_step_and_no_more(
     device = LateDevice() if settings.get("late") else None
     core = engine(model, device=device, max_num_seqs=8, max_num_batched_tokens=40, **{k: v for k, v in settings.items() if k != "late"})
     runner: Any = core._runner
-    owner = runner._sampler if place == "sample" else runner._model
+    owner = runner._sampler if place == "sample" else runner._steps
     real: Callable[..., Any] = getattr(owner, place)
     calls = itertools.count()
 
@@ -79,7 +79,7 @@ def test_a_kernel_that_fails_fails_its_step_and_no_more(
 
 def test_a_failure_in_the_middle_of_a_layer(model: Path, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Some layers have written this step's keys and values, others not: nobody may find them in the cache."""
-    core = engine(model, max_num_batched_tokens=50, max_num_seqs=32)
+    core = engine(model, max_num_batched_tokens=50, max_num_seqs=32, enforce_eager=True)
     layer = core._runner._model._layers[1]  # type: ignore[attr-defined]
     real, calls = layer._mlp, itertools.count()
 
@@ -90,6 +90,7 @@ def test_a_failure_in_the_middle_of_a_layer(model: Path, expected: dict[str, lis
 
     monkeypatch.setattr(layer, "_mlp", failing)
     results(core, mixed_requests(32))
+    assert next(calls) > 3
     monkeypatch.setattr(layer, "_mlp", real)
     assert run(core, mixed_requests(32)) == expected
     assert_empty(core)
@@ -99,16 +100,16 @@ def test_a_failure_in_the_middle_of_a_layer(model: Path, expected: dict[str, lis
 def test_logits_that_are_not_numbers_end_their_request_alone(model: Path, expected: dict[str, list[int]], monkeypatch: Any) -> None:
     core = engine(model)
     runner: Any = core._runner
-    real = runner._model.logits
+    real = runner._steps.logits
 
-    def broken(hidden: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = real(hidden)
+    def broken(hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = real(hidden, indices)
         if logits.shape[0] == 32:
             logits[5, 7] = float("nan")
             logits[9, 3] = float("inf")
         return logits
 
-    monkeypatch.setattr(runner._model, "logits", broken)
+    monkeypatch.setattr(runner._steps, "logits", broken)
     found = results(core, mixed_requests(32))
     failed = [name for name, result in found.items() if result.error]
     assert 1 <= len(failed) <= 2 and "not numbers" in str(found[failed[0]].error)
