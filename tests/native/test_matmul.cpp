@@ -1,0 +1,271 @@
+// Packed weights: packing, unpacking, and products, for every format.
+
+#include <cstdlib>
+
+#include "blocks.h"
+#include "gemm/format.h"
+#include "gemm/matmul.h"
+#include "gemm/pack_floats.h"
+#include "gemm/quant/quant.h"
+
+namespace canter::test {
+namespace {
+
+// Aligned as packed weights must be, and of exact size.
+class Panels {
+public:
+    explicit Panels(std::int64_t bytes) {
+        if (::posix_memalign(&data_, 64, static_cast<std::size_t>(bytes)) != 0) fail("no memory");
+        std::memset(data_, 0xee, static_cast<std::size_t>(bytes));
+    }
+    Panels(Panels&& other) noexcept : data_(other.data_) { other.data_ = nullptr; }
+    Panels(const Panels&) = delete;
+    ~Panels() { std::free(data_); }
+    std::uint8_t* data() const { return static_cast<std::uint8_t*>(data_); }
+
+private:
+    void* data_ = nullptr;
+};
+
+// A packed matrix, and what it stands for.
+struct Packed {
+    Panels panels;
+    Weights weights;
+    std::vector<double> values;  // [outputs, width]
+};
+
+Packed make_empty(Format format, std::int64_t outputs, std::int64_t width, std::int64_t group) {
+    Panels panels(num_panels(outputs) * panel_bytes(format, width, group));
+    const Weights weights{format, panels.data(), outputs, width, group};
+    return {std::move(panels), weights, std::vector<double>(static_cast<std::size_t>(outputs * width))};
+}
+
+// Source rows in reverse order, which row_index turns back.
+Buffer<std::int64_t> reversed(std::int64_t outputs) {
+    Buffer<std::int64_t> index(outputs);
+    for (std::int64_t i = 0; i < outputs; ++i) index[i] = outputs - 1 - i;
+    return index;
+}
+
+template <class T>
+Packed pack_float_rows(Random& random, Format format, std::int64_t outputs, std::int64_t width, bool turned) {
+    const std::int64_t stride = width + 3;
+    const Buffer<T> source = random_buffer<T>(random, (outputs - 1) * stride + width);
+    Packed out = make_empty(format, outputs, width, 0);
+    const Buffer<std::int64_t> index = reversed(outputs);
+    pack_floats({format, source.data(), std::is_same_v<T, bf16> ? SourceType::bf16 : SourceType::f32, stride, turned ? index.data() : nullptr, outputs,
+                 width, out.panels.data()});
+    for (std::int64_t n = 0; n < outputs; ++n) {
+        const T* row = source.data() + (turned ? outputs - 1 - n : n) * stride;
+        double highest = 0;
+        for (std::int64_t k = 0; k < width; ++k) highest = std::max(highest, std::abs(static_cast<double>(to_float(row[k]))));
+        for (std::int64_t k = 0; k < width; ++k) {
+            double value = to_float(row[k]);
+            if (format == Format::bf16) value = to_float(to_bf16(static_cast<float>(value)));
+            if (format == Format::i8) {  // the packer may round a half to either side: it says which
+                float found = 0;
+                std::vector<float> all(static_cast<std::size_t>(width));
+                unpack_quant_rows(out.weights, n, n + 1, all.data(), width);
+                found = all[static_cast<std::size_t>(k)];
+                check_close("int8", n * width + k, found, value, 0, 0.5001 * highest / 127);
+                value = found;
+            }
+            out.values[static_cast<std::size_t>(n * width + k)] = value;
+        }
+    }
+    return out;
+}
+
+Packed pack_block_rows(Random& random, Format format, const char* name, std::int64_t outputs, std::int64_t width, bool turned) {
+    const BlockType& type = block_type(name);
+    const std::int64_t blocks = width / type.elements;
+    const Buffer<std::uint8_t> source = random_blocks(random, type, outputs * blocks);
+    Packed out = make_empty(format, outputs, width, 0);
+    const Buffer<std::int64_t> index = reversed(outputs);
+    pack_blocks(format, source.data(), blocks * type.bytes, turned ? index.data() : nullptr, outputs, width, out.panels.data());
+    for (std::int64_t n = 0; n < outputs; ++n) {
+        const std::uint8_t* row = source.data() + (turned ? outputs - 1 - n : n) * blocks * type.bytes;
+        for (std::int64_t b = 0; b < blocks; ++b) type.decode(row + b * type.bytes, &out.values[static_cast<std::size_t>(n * width + b * type.elements)]);
+    }
+    return out;
+}
+
+Packed pack_w4_rows(Random& random, std::int64_t outputs, std::int64_t width, std::int64_t group) {
+    const std::int64_t groups = width / group;
+    Buffer<std::uint8_t> codes(outputs * width), zeros(outputs * groups);
+    for (std::int64_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::uint8_t>(random.below(16));
+    for (std::int64_t i = 0; i < zeros.size(); ++i) zeros[i] = static_cast<std::uint8_t>(random.below(17));
+    const Buffer<float> scales = random_buffer<float>(random, outputs * groups);
+    Packed out = make_empty(Format::w4, outputs, width, group);
+    pack_w4(codes.data(), scales.data(), zeros.data(), nullptr, outputs, width, group, out.panels.data());
+    for (std::int64_t i = 0; i < outputs * width; ++i) {
+        const std::int64_t at = i / width * groups + i % width / group;
+        out.values[static_cast<std::size_t>(i)] = static_cast<double>(scales[at]) * (codes[i] - zeros[at]);
+    }
+    return out;
+}
+
+void check_unpacked(const Packed& packed) {
+    const Weights& w = packed.weights;
+    Buffer<float> out(w.outputs * w.width);
+    unpack_rows(Matrix({w}), 0, w.outputs, out.data());
+    for (std::int64_t i = 0; i < out.size(); ++i) {
+        check_close(format_name(w.format), i, out[i], packed.values[static_cast<std::size_t>(i)], 1e-6, 2e-5);
+    }
+    if (w.outputs > 2) {
+        Buffer<float> middle((w.outputs - 2) * w.width);
+        unpack_rows(Matrix({w}), 1, w.outputs - 1, middle.data());
+        check_same_bits("unpacked from the middle", middle.data(), out.data() + w.width, middle.size());
+    }
+}
+
+// Multiples of 1/64 of which every run of 32 has one of 127: int8 codes hold them exactly, and so does bfloat16.
+template <class T>
+Buffer<T> exact_rows(Random& random, std::int64_t rows, std::int64_t width, std::int64_t stride) {
+    Buffer<T> x((rows - 1) * stride + width);
+    for (std::int64_t i = 0; i < x.size(); ++i) {
+        const bool last_of_run = i % stride % 32 == 31 || i % stride == width - 1;
+        x[i] = from_float<T>((last_of_run ? (random.below(2) ? 127.0f : -127.0f) : static_cast<float>(random.below(255) - 127)) / 64);
+    }
+    return x;
+}
+
+bool is_float(Format format) { return format == Format::f32 || format == Format::bf16; }
+
+// Products of `rows` rows against all parts, in float32 or bfloat16, with a bias or none; then each row alone.
+template <class T>
+void check_products(Random& random, const std::vector<const Packed*>& parts, std::int64_t rows, bool has_bias) {
+    std::vector<Weights> weights;
+    std::int64_t outputs = 0;
+    for (const Packed* part : parts) {
+        weights.push_back(part->weights);
+        outputs += part->weights.outputs;
+    }
+    const std::int64_t width = weights[0].width, x_stride = width + 5, out_stride = outputs + 2;
+    const bool floats = is_float(weights[0].format);
+    const Buffer<T> x = floats ? random_buffer<T>(random, (rows - 1) * x_stride + width) : exact_rows<T>(random, rows, width, x_stride);
+    const Buffer<T> bias = random_buffer<T>(random, outputs);
+    Buffer<T> out = filled<T>((rows - 1) * out_stride + outputs, 77);
+    const auto multiply = [&](std::int64_t row, std::int64_t count, T* to, std::int64_t stride) {
+        matmul({x.data() + row * x_stride, dtype_of<T>, x_stride, weights.data(), static_cast<std::int64_t>(weights.size()), has_bias ? bias.data() : nullptr,
+                dtype_of<T>, to, dtype_of<T>, stride, count, width});
+    };
+    multiply(0, rows, out.data(), out_stride);
+    for (std::int64_t r = 0; r < rows; ++r) {
+        std::int64_t column = 0;
+        for (const Packed* part : parts) {
+            for (std::int64_t n = 0; n < part->weights.outputs; ++n, ++column) {
+                double sum = 0, size = 0, highest = 0;
+                for (std::int64_t k = 0; k < width; ++k) {
+                    const double a = to_float(x[r * x_stride + k]), w = part->values[static_cast<std::size_t>(n * width + k)];
+                    sum += a * w;
+                    size += std::abs(a);
+                    highest = std::max(highest, std::abs(w));
+                }
+                if (has_bias) sum += to_float(bias[column]);
+                // Float sums of at most 600 terms; minima and codes of a block cancel.
+                check_close(format_name(part->weights.format), r * outputs + column, to_float(out[r * out_stride + column]), sum, relative_of<T>(2),
+                            4e-6 * size * highest + 1e-6);
+            }
+        }
+        for (std::int64_t i = r * out_stride + outputs; i < std::min(out.size(), (r + 1) * out_stride); ++i) CHECK(to_float(out[i]) == 77);
+        Buffer<T> alone(outputs);
+        multiply(r, 1, alone.data(), outputs);
+        check_same_bits("a row alone", alone.data(), out.data() + r * out_stride, outputs);
+    }
+}
+
+void check_matrix(Random& random, const Packed& packed) {
+    check_unpacked(packed);
+    for (const std::int64_t rows : {1, 2, 3, 5, 9, 14}) {
+        check_products<float>(random, {&packed}, rows, rows % 2 == 0);
+        check_products<bf16>(random, {&packed}, rows, rows % 2 == 1);
+    }
+}
+
+TEST(matmul_floats) {
+    Random random(20);
+    for (const Format format : {Format::f32, Format::bf16}) {
+        for (const std::int64_t width : {1, 2, 3, 15, 17, 33, 64, 257, 300}) {
+            for (const std::int64_t outputs : {1, 15, 17, 48}) {
+                const bool turned = outputs == 17;
+                check_matrix(random, width % 2 ? pack_float_rows<float>(random, format, outputs, width, turned)
+                                               : pack_float_rows<bf16>(random, format, outputs, width, turned));
+            }
+        }
+    }
+}
+
+struct Named {
+    Format format;
+    const char* name;
+};
+constexpr Named kBlockFormats[] = {{Format::q4_0, "Q4_0"}, {Format::q4_1, "Q4_1"}, {Format::q5_0, "Q5_0"}, {Format::q5_1, "Q5_1"},
+                                   {Format::q8_0, "Q8_0"}, {Format::q4_k, "Q4_K"}, {Format::q5_k, "Q5_K"}, {Format::q6_k, "Q6_K"}};
+
+TEST(matmul_blocks) {
+    Random random(21);
+    for (const Named& named : kBlockFormats) {
+        for (const std::int64_t blocks : {1, 2, 5}) {
+            const std::int64_t width = blocks * width_multiple(named.format);
+            if (width > 600) continue;
+            for (const std::int64_t outputs : {1, 17, 48}) check_matrix(random, pack_block_rows(random, named.format, named.name, outputs, width, outputs == 17));
+        }
+    }
+}
+
+TEST(matmul_int8) {
+    Random random(22);
+    for (const std::int64_t width : {32, 64, 128, 160, 256, 416}) {
+        if (width % width_multiple(Format::i8) != 0) continue;
+        for (const std::int64_t outputs : {1, 17, 48}) check_matrix(random, pack_float_rows<float>(random, Format::i8, outputs, width, outputs == 17));
+    }
+}
+
+TEST(matmul_w4) {
+    Random random(23);
+    for (const std::int64_t group : {32, 64, 128}) {
+        for (const std::int64_t outputs : {1, 17, 48}) check_matrix(random, pack_w4_rows(random, outputs, 3 * group, group));
+    }
+}
+
+// Several parts side by side, of different formats and ragged outputs, on one thread and on several.
+TEST(matmul_of_parts) {
+    Random random(24);
+    const Packed a = pack_float_rows<float>(random, Format::f32, 19, 256, false), b = pack_float_rows<bf16>(random, Format::bf16, 33, 256, false);
+    const Packed c = pack_block_rows(random, Format::q4_k, "Q4_K", 19, 256, false), d = pack_block_rows(random, Format::q6_k, "Q6_K", 5, 256, false);
+    const Packed e = pack_block_rows(random, Format::q8_0, "Q8_0", 200, 256, false);
+    for_threads([&] {
+        for (const std::int64_t rows : {1, 7, 40}) {
+            check_products<float>(random, {&a, &b, &a}, rows, true);
+            check_products<bf16>(random, {&c, &d, &e}, rows, false);
+        }
+    });
+}
+
+// Infinities and NaN in one row stay there.
+TEST(matmul_of_extremes) {
+    Random random(25);
+    for (const Named& named : kBlockFormats) {
+        const Packed w = pack_block_rows(random, named.format, named.name, 17, 256, false);
+        for (const float bad : {INFINITY, -INFINITY, NAN, 3e38f, 1e-40f, 0.0f}) {
+            Buffer<float> x = random_buffer<float>(random, 3 * 256);
+            const Buffer<float> good = x;
+            for (std::int64_t k = 0; k < 256; ++k) x[256 + k] = k % 5 ? bad : -bad;
+            Buffer<float> out(3 * 17), expected(3 * 17);
+            const auto multiply = [&](const Buffer<float>& from, Buffer<float>& to) {
+                matmul({from.data(), DType::float32, 256, &w.weights, 1, nullptr, DType::float32, to.data(), DType::float32, 17, 3, 256});
+            };
+            multiply(x, out);
+            multiply(good, expected);
+            check_same_bits("the row above", out.data(), expected.data(), 17);
+            check_same_bits("the row below", out.data() + 34, expected.data() + 34, 17);
+            if (bad == 0) {
+                for (std::int64_t n = 17; n < 34; ++n) CHECK(out[n] == 0);
+            }
+        }
+    }
+}
+
+}  // namespace
+}  // namespace canter::test
