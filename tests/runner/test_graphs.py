@@ -100,7 +100,7 @@ def test_moved_weights_and_caches_are_bound_again(llama: LoadedModel) -> None:
     bound = harness.steps.programs  # type: ignore[attr-defined]
     harness.steps.check()
     assert harness.steps.programs is not bound and harness.steps.programs == bound  # type: ignore[attr-defined]
-    weight = llama.model.parameters["layers.1.mlp.down.weight"].tensor
+    weight = llama.model.parameters["layers.1.mlp_norm.weight"].tensor
     kept = weight.clone()
     with torch.inference_mode(False):
         weight.data = kept * 2

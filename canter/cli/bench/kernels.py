@@ -1,4 +1,4 @@
-"""`canter bench kernels`: every op of the table on the shapes of a model, beside this machine's bandwidth and peaks."""
+"""`canter bench kernels`: every op of a model's forward on the shapes of a model, beside this machine's bandwidth and peaks."""
 
 from __future__ import annotations
 
@@ -41,6 +41,11 @@ COLD_BYTES = 192 * 2**20
 MOST_COPIES = 256
 MOST_HEAD_ROWS = 64
 """The output matrix works on one row a request, never on a whole prompt."""
+
+STEP_OPS = frozenset(("gather_step", "advance_step", "greedy_tokens", "draw_tokens", "keep_tokens", "penalize", "token_logprobs"))
+"""Ops of a step around the model, which `benchmarks/step_overhead.py` times together with everything else there."""
+
+MODEL_OPS = tuple(name for name in OPS if name not in STEP_OPS)
 
 GROUP = 128
 """Elements that share a scale, in formats that leave it open."""
@@ -91,7 +96,7 @@ def build_parser() -> Parser:
     parser = Parser("canter bench kernels", text, EXAMPLES)
     parser.add_argument("--model", default=DEFAULT_MODEL, help="Whose shapes; weights are not loaded. Default: the bundled model.")
     parser.add_argument("--rows", nargs="+", type=positive, default=[1, 8, 32, 1024], metavar="N", help="Tokens. Default: 1 8 32 1024.")
-    parser.add_argument("--op", nargs="+", choices=list(OPS), help="Only these ops.")
+    parser.add_argument("--op", nargs="+", choices=MODEL_OPS, help="Only these ops.")
     parser.add_argument("--weights", nargs="+", choices=["float32", "bfloat16", *FORMATS], help="Only these types and packed formats.")
     parser.add_argument("--provider", nargs="+", help="Only these implementations, such as native.")
     parser.add_argument("--isa", nargs="+", choices=[*isas(), "all"], help="Instruction sets. Default: the best.")
@@ -117,7 +122,7 @@ def run(namespace: Namespace) -> int:
     assert isinstance(args, DecoderArgs)
     before, best = measure_machine(num_threads()), isa()
     names = isas() if namespace.isa and "all" in namespace.isa else namespace.isa or [best]
-    wanted = set(namespace.op or OPS)
+    wanted = set(namespace.op or MODEL_OPS)
     weights = namespace.weights or ["float32", "bfloat16", *FORMATS]
     results: list[tuple[Case, Timing]] = []
     dtype = getattr(torch, namespace.dtype)
