@@ -51,9 +51,10 @@ def test_two_settings_are_compared(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         return (10.1 if len(seen) == 1 else 10.0), 99
 
     monkeypatch.setattr(perplexity, "measure", measured)
-    namespace = perplexity.build_parser().parse(["--against", '{"dtype": "float32"}', "--max-num-seqs", "3"])
+    namespace = perplexity.build_parser().parse(["some.gguf", "--against", '{"dtype": "float32"}', "--max-num-seqs", "3"])
     assert perplexity.run(namespace) == 0
-    assert seen == [{"max_num_seqs": 3}, {"max_num_seqs": 3, "dtype": "float32"}]
+    given = {"model": "some.gguf", "max_num_seqs": 3}
+    assert seen == [given, given | {"dtype": "float32"}]
     assert "difference" in capsys.readouterr().out
 
 

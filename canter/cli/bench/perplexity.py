@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from argparse import Namespace
 from importlib.resources import files
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import canter
-from canter.cli.args import Parser, add_engine_flags, add_number, engine_args, flag_words, given, json_object
+from canter.cli.args import Parser, add_engine_flags, add_number, engine_args, flag_words, json_object
 from canter.cli.bench.report import Report, add_report_flags
 from canter.core.config import EngineArgs
 from canter.core.errors import ConfigError
@@ -40,11 +41,13 @@ def run(namespace: Namespace) -> int:
     arguments = engine_args(namespace)
     text = read_text(namespace.text)
     report = Report("perplexity", {"text": namespace.text or TEXT, "engine_flags": flag_words(arguments)})
-    first, tokens = measure(given(namespace, EngineArgs), text, namespace.context_len)
+    default = dataclasses.asdict(EngineArgs())
+    values = {name: value for name, value in dataclasses.asdict(arguments).items() if value != default[name]}
+    first, tokens = measure(values, text, namespace.context_len)
     report.add("tokens", tokens, "", "tokens")
     report.add("perplexity", first, "", "perplexity")
     if namespace.against is not None:
-        second, _ = measure(given(namespace, EngineArgs) | namespace.against, text, namespace.context_len)
+        second, _ = measure(values | namespace.against, text, namespace.context_len)
         report.data["against"] = namespace.against
         report.add(f"with {namespace.against}", second, "", "perplexity_against")
         report.add("difference", (first / second - 1) * 100, "%", "difference_percent")
