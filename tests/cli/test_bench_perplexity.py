@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from canter.cli.bench import perplexity
 from canter.client.outputs import Logprob, RequestOutput
-from canter.core.config import EngineArgs
 from canter.core.errors import ConfigError
 
 
@@ -60,7 +59,6 @@ def test_two_settings_are_compared(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 @pytest.mark.real
 @pytest.mark.slow
-@pytest.mark.skipif("quantization" not in {f.name for f in fields(EngineArgs)}, reason="needs the engine argument quantization")
 def test_blocks_predict_as_well_as_dequantised_weights() -> None:
     text = perplexity.read_text(None)
     blocks, count = perplexity.measure({}, text, 2048)

@@ -73,6 +73,7 @@ def test_the_same_64_requests_over_http_and_offline(bundled_server: Server) -> N
 
     whole, streamed, in_turn = asyncio.run(ask_all(False)), asyncio.run(ask_all(True)), asyncio.run(ask_in_turn())
     with LLM(max_model_len=2048, kv_cache_memory_bytes=2**30) as llm:
+        assert llm.info.eager_reason is None  # what was served ran as step programs, and so does this
         offline = llm.generate(prompts, [SamplingParams(**request_options(i)) for i in range(64)], use_tqdm=False)
     assert whole == streamed
     assert whole[::4] == in_turn
