@@ -23,9 +23,6 @@ struct Ops {
     struct Floats {
         __m256 v[2];
     };
-    struct WideCodes {
-        Codes even, odd;
-    };
     static constexpr bool kSplitsBytes = true, kShortSums = true;
     static constexpr int kHeldSums = 2, kFewRows = 4, kTileRows = 4, kTilePanels = 1;
 
@@ -35,12 +32,14 @@ struct Ops {
         return _mm256_set1_epi32(value);
     }
 
-    // A value that stays in its register. Left to itself, the compiler adds the products up in trees, runs out of registers
-    // and then loads codes again for every row.
+    // A value that stays in its register: the compiler would rather load codes again for every row.
     static __m256i kept(__m256i v) {
         asm("" : "+x"(v));
         return v;
     }
+    // Sums in place. Left to itself, the compiler adds the products up in trees and runs out of registers.
+    static void add_words(__m256i& sum, __m256i v) { asm("vpaddw %1, %0, %0" : "+x"(sum) : "x"(v)); }
+    static void add_dwords(__m256i& sum, __m256i v) { asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(v)); }
 
     static Codes load(const std::uint8_t* p) {
         return {{_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))}};
@@ -84,26 +83,14 @@ struct Ops {
         return merged<4 - 2 * J>(c, high, 0x30);
     }
 
-    static WideCodes widen(const Codes& c) {
-        WideCodes out;
-        for (int i = 0; i < 2; ++i) {
-            out.even.v[i] = _mm256_srai_epi16(_mm256_slli_epi16(c.v[i], 8), 8);
-            out.odd.v[i] = _mm256_srai_epi16(c.v[i], 8);
-        }
-        return out;
+    static Codes even_bytes(const Codes& c) {
+        return {{_mm256_srai_epi16(_mm256_slli_epi16(c.v[0], 8), 8), _mm256_srai_epi16(_mm256_slli_epi16(c.v[1], 8), 8)}};
     }
-    static WideCodes load_wide(const std::uint8_t* p) { return {load_once(p), load_once(p + 64)}; }
-    static void store_wide(std::uint8_t* p, const WideCodes& c) {
-        store(p, c.even);
-        store(p + 64, c.odd);
-    }
+    static Codes odd_bytes(const Codes& c) { return {{_mm256_srai_epi16(c.v[0], 8), _mm256_srai_epi16(c.v[1], 8)}}; }
     static Ints zero_ints() { return {{_mm256_setzero_si256(), _mm256_setzero_si256()}}; }
-    static Ints add_wide(Ints sum, const WideCodes& c, const std::int16_t* x) {
-        const __m256i even = word(x), odd = word(x + 2);
-        for (int i = 0; i < 2; ++i) {
-            sum.v[i] = kept(_mm256_add_epi32(sum.v[i], _mm256_madd_epi16(c.even.v[i], even)));
-            sum.v[i] = kept(_mm256_add_epi32(sum.v[i], _mm256_madd_epi16(c.odd.v[i], odd)));
-        }
+    static Ints add_wide(Ints sum, const Codes& c, const std::int16_t* p) {
+        const __m256i x = word(p);
+        for (int i = 0; i < 2; ++i) add_dwords(sum.v[i], _mm256_madd_epi16(c.v[i], x));
         return sum;
     }
 
@@ -114,7 +101,7 @@ struct Ops {
     static Sum zero_sum() { return zero_ints(); }
     static Sum add(Sum sum, const Codes& c, const std::int8_t* p) {
         const __m256i x = word(p);
-        for (int i = 0; i < 2; ++i) sum.v[i] = kept(_mm256_add_epi16(sum.v[i], _mm256_maddubs_epi16(c.v[i], x)));
+        for (int i = 0; i < 2; ++i) add_words(sum.v[i], _mm256_maddubs_epi16(c.v[i], x));
         return sum;
     }
     static Ints total(const Sum& sum) {

@@ -19,9 +19,6 @@ struct Ops {
     struct Floats {
         __m512 v;
     };
-    struct WideCodes {
-        Codes even, odd;
-    };
 #if defined(CANTER_VNNI)
     static constexpr bool kSplitsBytes = false, kShortSums = false;
 #else
@@ -76,17 +73,11 @@ struct Ops {
         return merged<4 - 2 * J>(c, high, 0x30);
     }
 
-    static WideCodes widen(const Codes& c) { return {{_mm512_srai_epi16(_mm512_slli_epi16(c.v, 8), 8)}, {_mm512_srai_epi16(c.v, 8)}}; }
-    static WideCodes load_wide(const std::uint8_t* p) { return {load_once(p), load_once(p + 64)}; }
-    static void store_wide(std::uint8_t* p, const WideCodes& c) {
-        store(p, c.even);
-        store(p + 64, c.odd);
-    }
+    static Codes even_bytes(const Codes& c) { return {_mm512_srai_epi16(_mm512_slli_epi16(c.v, 8), 8)}; }
+    static Codes odd_bytes(const Codes& c) { return {_mm512_srai_epi16(c.v, 8)}; }
     static Ints zero_ints() { return {_mm512_setzero_si512()}; }
-    static Ints add_wide(Ints sum, const WideCodes& c, const std::int16_t* x) {
-        sum.v = kept(_mm512_add_epi32(sum.v, _mm512_madd_epi16(c.even.v, word(x))));
-        sum.v = kept(_mm512_add_epi32(sum.v, _mm512_madd_epi16(c.odd.v, word(x + 2))));
-        return sum;
+    static Ints add_wide(const Ints& sum, const Codes& c, const std::int16_t* x) {
+        return {kept(_mm512_add_epi32(sum.v, _mm512_madd_epi16(c.v, word(x))))};
     }
 
     static Sum start(const std::int32_t* p) { return {word(p)}; }

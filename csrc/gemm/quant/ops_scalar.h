@@ -15,7 +15,6 @@ struct Ops {
     typedef std::uint32_t Codes __attribute__((vector_size(64)));  // four codes a lane, the first lowest
     typedef std::int32_t Ints __attribute__((vector_size(64)));
     typedef float Floats __attribute__((vector_size(64)));
-    using WideCodes = Codes;
     using Sum = Ints;
     static constexpr bool kSplitsBytes = false, kShortSums = false;
     static constexpr int kHeldSums = 1, kFewRows = 1, kTileRows = 2, kTilePanels = 1;
@@ -90,6 +89,19 @@ struct Ops {
     static void store_ints(std::uint8_t* p, Ints a) { std::memcpy(p, &a, sizeof a); }
 
     static void widen_row(const std::int8_t*, std::int16_t*) {}
+
+    static std::int32_t highest_bits(const float* x) {
+        std::int32_t highest = 0;
+        for (int i = 0; i < 32; ++i) {
+            const std::int32_t bits = __builtin_bit_cast(std::int32_t, x[i]) & 0x7fffffff;
+            highest = bits > highest ? bits : highest;
+        }
+        return highest;
+    }
+
+    static void widen_bf16(const bf16* x, float* out) {
+        for (int i = 0; i < 32; ++i) out[i] = __builtin_bit_cast(float, static_cast<std::uint32_t>(x[i].bits) << 16);
+    }
 
     static void quantize_run(const float* x, float inverse, bool damaged, RowRun& out) {
         std::int32_t halves[2] = {};

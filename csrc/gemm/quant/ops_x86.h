@@ -1,11 +1,28 @@
 // What AVX2 and AVX-512 kernels share: 256-bit code that both may run. Included inside struct Ops.
 
-// Sums of a run's codes from those of its neighbours: dwords of (0, 1), (2, 3) of every group, as 16 bits.
+// Sums of the codes of either half of a run from sums of neighbours: dwords of (0, 1), (2, 3) of every group, as 16 bits.
 static __m128i fold_groups(__m256i pairs) {
     const __m256i twos = _mm256_add_epi16(pairs, _mm256_shuffle_epi32(pairs, 0x4e));
     const __m256i ones = _mm256_add_epi16(twos, _mm256_shuffle_epi32(twos, 0xb1));
     // First the lower half's two sums, then the upper half's.
     return _mm_unpacklo_epi32(_mm256_castsi256_si128(ones), _mm256_extracti128_si256(ones, 1));
+}
+
+// The highest magnitude of a run, as the bits of a float.
+static std::int32_t highest_bits(const float* x) {
+    const __m256i mask = _mm256_set1_epi32(0x7fffffff);
+    const auto bits = [&](int i) { return _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + 8 * i)), mask); };
+    const __m256i all = _mm256_max_epi32(_mm256_max_epi32(bits(0), bits(1)), _mm256_max_epi32(bits(2), bits(3)));
+    __m128i top = _mm_max_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+    top = _mm_max_epi32(top, _mm_shuffle_epi32(top, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(top, _mm_shuffle_epi32(top, 0xb1)));
+}
+
+static void widen_bf16(const bf16* x, float* out) {
+    for (int i = 0; i < 32; i += 8) {
+        const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(x + i));
+        _mm256_storeu_ps(out + i, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16)));
+    }
 }
 
 static void quantize_run(const float* x, float inverse, bool damaged, RowRun& out) {

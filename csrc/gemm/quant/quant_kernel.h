@@ -82,7 +82,7 @@ struct Packed {
 #pragma GCC unroll 16
         for (int i = 0; i < bytes; i += 64) __builtin_prefetch(at + i + kAhead);
     }
-    static constexpr int kAhead = 1536;
+    static constexpr int kAhead = 6144;
 
     // Codes of groups 2Q and 2Q + 1.
     template <int Q>
@@ -104,9 +104,11 @@ struct Packed {
             }
         }
     }
-    template <int G>
-    Ops::WideCodes wide() const {
-        return T::Panel::widen(Ops::load(at + 64 * G));
+    // Codes of group G in 16 bits: the even elements or the odd ones.
+    template <int G, bool Odd>
+    Codes wide() const {
+        if constexpr (Odd) return T::Panel::odd_bytes(Ops::load(at + 64 * G));
+        else return T::Panel::even_bytes(Ops::load(at + 64 * G));
     }
     template <int H>
     Floats scale() const {
@@ -134,9 +136,9 @@ struct Unpacked {
         a = Ops::load_once(at + 128 * Q);
         b = Ops::load_once(at + 128 * Q + 64);
     }
-    template <int G>
-    Ops::WideCodes wide() const {
-        return T::Panel::load_wide(at + 128 * G);
+    template <int G, bool Odd>
+    Codes wide() const {
+        return Ops::load_once(at + 128 * G + (Odd ? 64 : 0));
     }
     template <int H>
     Floats scale() const {
@@ -149,8 +151,10 @@ struct Unpacked {
 template <class T, int Q>
 inline void unpack_pair(const Packed<T>& source, std::uint8_t* out) {
     if constexpr (T::wide) {
-        T::Panel::store_wide(out + 256 * Q, source.template wide<2 * Q>());
-        T::Panel::store_wide(out + 256 * Q + 128, source.template wide<2 * Q + 1>());
+        Ops::store(out + 256 * Q, source.template wide<2 * Q, false>());
+        Ops::store(out + 256 * Q + 64, source.template wide<2 * Q, true>());
+        Ops::store(out + 256 * Q + 128, source.template wide<2 * Q + 1, false>());
+        Ops::store(out + 256 * Q + 192, source.template wide<2 * Q + 1, true>());
     } else {
         Codes a, b;
         source.template pair<Q>(a, b);
@@ -214,15 +218,20 @@ inline void accumulate(Source (&source)[P], const Row (&rows)[R], std::int64_t r
             each_run(i, [&](std::int64_t k) {
 #pragma GCC unroll 4
                 for (int p = 0; p < P; ++p) source[p].next();
-                const auto group = [&]<int G>() {
-                    Ops::WideCodes codes[P];
+                const auto half_group = [&]<int G, bool Odd>() {
+                    Codes codes[P];
 #pragma GCC unroll 4
-                    for (int p = 0; p < P; ++p) codes[p] = source[p].template wide<G>();
+                    for (int p = 0; p < P; ++p) codes[p] = source[p].template wide<G, Odd>();
 #pragma GCC unroll 8
                     for (int r = 0; r < R; ++r) {
+                        const std::int16_t* x = rows[r].wide + 32 * k + 4 * G + (Odd ? 2 : 0);
 #pragma GCC unroll 4
-                        for (int p = 0; p < P; ++p) dots[r][p] = T::Panel::add_wide(dots[r][p], codes[p], rows[r].wide + 32 * k + 4 * G);
+                        for (int p = 0; p < P; ++p) dots[r][p] = T::Panel::add_wide(dots[r][p], codes[p], x);
                     }
+                };
+                const auto group = [&]<int G>() {
+                    half_group.template operator()<G, false>();
+                    half_group.template operator()<G, true>();
                 };
                 group.template operator()<0>();
                 group.template operator()<1>();
@@ -480,51 +489,61 @@ inline void quant_tile(const QuantTile& t, std::int64_t block_bytes, std::int64_
 
 // --- x to quantised rows ---
 
-// Nearest whole number, ties to even, for |v| < 2^22.
-inline int nearest(float v) { return __builtin_bit_cast(std::int32_t, v + 12582912.0f) - 0x4b400000; }
-
-inline void load_run(const float* x, std::int64_t count, float* out) {
-    for (std::int64_t i = 0; i < count; ++i) out[i] = x[i];
+inline const float* load_run(const float* x, std::int64_t count, float* space) {
+    if (count == kRun) return x;
+    for (std::int64_t i = 0; i < kRun; ++i) space[i] = i < count ? x[i] : 0.0f;
+    return space;
 }
-inline void load_run(const bf16* x, std::int64_t count, float* out) {
-    for (std::int64_t i = 0; i < count; ++i) out[i] = __builtin_bit_cast(float, static_cast<std::uint32_t>(x[i].bits) << 16);
+inline const float* load_run(const bf16* x, std::int64_t count, float* space) {
+    if (count == kRun) {
+        Ops::widen_bf16(x, space);
+        return space;
+    }
+    for (std::int64_t i = 0; i < kRun; ++i) space[i] = __builtin_bit_cast(float, i < count ? static_cast<std::uint32_t>(x[i].bits) << 16 : 0u);
+    return space;
 }
 
-// Values that no scale of a normal float could hold count as zero. A value that isn't finite makes the whole scale NaN, and
-// so every output of the row.
-template <class T>
-inline void quantize_row(const T* x, std::int64_t width, std::int64_t group_runs, RowRun* out) {
+// Runs that share a scale. Values that no scale of a normal float could hold count as zero. A value that isn't finite makes
+// the scale NaN, and so every output of the row.
+template <class X>
+inline void quantize_group(const X* x, std::int64_t elements, std::int64_t runs, RowRun* out) {
+    alignas(64) float space[4][kRun];
+    const float* values[4];
+    std::int32_t highest = 0;  // of the magnitudes' bits, which order as they do
+    for (std::int64_t i = 0; i < runs; ++i) {
+        values[i] = load_run(x + i * kRun, elements - i * kRun < kRun ? elements - i * kRun : kRun, space[i]);
+        const std::int32_t bits = Ops::highest_bits(values[i]);
+        highest = bits > highest ? bits : highest;
+    }
+    const bool damaged = highest >= 0x7f800000;
+    float inverse = 0.0f, scale = 0.0f;
+    if (damaged) {
+        scale = __builtin_nanf("");
+    } else if (highest >= 0x06000000) {  // about 2.4e-35
+        const float amax = __builtin_bit_cast(float, highest);
+        inverse = 127.0f / amax;
+        scale = amax / 127.0f;
+    }
+    std::int32_t total = 0;
+    for (std::int64_t i = 0; i < runs; ++i) {
+        Ops::quantize_run(values[i], inverse, damaged, out[i]);
+        out[i].scale = scale;
+        out[i].scaled_sum = scale * static_cast<float>(out[i].sum);
+        total += out[i].sum;
+    }
+    if (!Ops::kShortSums) out[0].extra = -128 * total;
+}
+
+template <class X>
+inline void quantize_row(const X* x, std::int64_t width, std::int64_t group_runs, RowRun* out) {
     const std::int64_t runs = row_runs(width);
-    alignas(64) float values[4 * kRun];
-    for (std::int64_t begin = 0; begin < runs; begin += group_runs) {
-        const std::int64_t count = begin + group_runs < runs ? group_runs : runs - begin;
-        const std::int64_t elements = (begin + count) * kRun <= width ? count * kRun : width - begin * kRun;
-        if (elements < count * kRun) {
-            for (std::int64_t i = elements; i < count * kRun; ++i) values[i] = 0.0f;
-        }
-        load_run(x + begin * kRun, elements, values);
-        std::int32_t highest = 0;  // of the magnitudes' bits, which order as they do
-        for (std::int64_t i = 0; i < count * kRun; ++i) {
-            const std::int32_t bits = __builtin_bit_cast(std::int32_t, values[i]) & 0x7fffffff;
-            highest = bits > highest ? bits : highest;
-        }
-        float inverse = 0.0f, scale = 0.0f;
-        if (highest >= 0x7f800000) {
-            scale = __builtin_nanf("");
-        } else if (highest >= 0x06000000) {  // about 2.4e-35
-            const float amax = __builtin_bit_cast(float, highest);
-            inverse = 127.0f / amax;
-            scale = amax / 127.0f;
-        }
-        std::int32_t total = 0;
-        for (std::int64_t j = 0; j < count; ++j) {
-            RowRun& run = out[begin + j];
-            Ops::quantize_run(values + j * kRun, inverse, highest >= 0x7f800000, run);
-            run.scale = scale;
-            run.scaled_sum = scale * static_cast<float>(run.sum);
-            total += run.sum;
-        }
-        if (!Ops::kShortSums) out[begin].extra = -128 * total;
+    std::int64_t i = 0;
+    if (group_runs == 1) {
+        for (; i < width / kRun; ++i) quantize_group(x + i * kRun, kRun, 1, out + i);
+    }
+    for (; i < runs; i += group_runs) {
+        const std::int64_t count = i + group_runs < runs ? group_runs : runs - i;
+        quantize_group(x + i * kRun, width - i * kRun, count, out + i);
     }
 }
 
