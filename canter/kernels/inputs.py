@@ -169,7 +169,7 @@ def empty_cache(
     dtype: torch.dtype, num_blocks: int, heads: int, block_size: int, head_dim: int, fill: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Keys, values and their scales (for int8, else None) as `attention_spec` lays them out, every float `fill`."""
-    lanes = 4 // dtype.itemsize
+    lanes = 1 if dtype == torch.float16 else 4 // dtype.itemsize
     is_int8 = dtype == torch.int8
     keys = torch.full((num_blocks, heads, head_dim // lanes, block_size, lanes), 99 if is_int8 else fill).to(dtype)
     values = torch.full((num_blocks, heads, block_size, head_dim), 99 if is_int8 else fill).to(dtype)

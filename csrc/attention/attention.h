@@ -1,7 +1,7 @@
 // Attention over a paged cache, and writing to it.
 //
-// A block of keys is [Hk, D / x, BS, x] with x elements in 4 bytes: neighbouring lanes of a register are neighbouring keys,
-// so scores need no sums across lanes. A block of values is [Hk, BS, D].
+// A block of keys is [Hk, D / x, BS, x] with x elements in 4 bytes, but 1 for float16, which instructions widen as it lies:
+// neighbouring lanes of a register are neighbouring keys, so scores need no sums across lanes. A block of values is [Hk, BS, D].
 //
 // The keys of a request are cut into spans of kSpan positions, aligned at position 0 whatever the block size. Within a span a
 // query row finds all scores (one chain of multiply-adds per key, in order of d), their maximum, the weights, and adds up the

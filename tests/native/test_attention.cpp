@@ -58,7 +58,7 @@ struct Cache {
         }
     }
     double key(std::int64_t slot, std::int64_t head, std::int64_t d) const {
-        const std::int64_t x = 4 / bytes;
+        const std::int64_t x = type == CacheType::float16 ? 1 : 4 / bytes;
         return element(k, k_scale, slot, head, ((head * (head_dim / x) + d / x) * block_size + slot % block_size) * x + d % x);
     }
     double value(std::int64_t slot, std::int64_t head, std::int64_t d) const {

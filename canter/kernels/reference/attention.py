@@ -1,7 +1,8 @@
 """Attention over a paged cache, found through a request's block table.
 
-Keys lie in blocks of `[heads, D / x, block_size, x]` with x elements in 4 bytes (float32 1, half types 2, 8-bit types 4),
-so that a kernel finds neighbouring keys in neighbouring lanes; values in blocks of `[heads, block_size, D]`.
+Keys lie in blocks of `[heads, D / x, block_size, x]` with x elements in 4 bytes (float32 1, bfloat16 2, 8-bit types 4; but
+float16 1, which processors widen as it lies), so that a kernel finds neighbouring keys in neighbouring lanes; values in blocks
+of `[heads, block_size, D]`.
 """
 
 from __future__ import annotations
