@@ -74,14 +74,16 @@ CACHE_STORAGE = {
 def attention_spec(num_kv_heads: int, head_dim: int, cache_dtype: str, block_size: int, window: int | None = None) -> StateSpec:
     """Keys and values of one attention layer; a window makes it SLIDING_WINDOW. `cache_dtype` is one of `CACHE_STORAGE`.
 
-    A block of keys is `[num_kv_heads, head_dim / x, block_size, x]` with x elements in 4 bytes: a kernel finds neighbouring
-    keys in neighbouring lanes, and needs no sums across lanes. A block of values is `[num_kv_heads, block_size, head_dim]`.
-    int8 rows have a float scale each. Raises `ConfigError` for a head size that x does not divide.
+    A block of keys is `[num_kv_heads, head_dim / x, block_size, x]` with x elements in 4 bytes, but 1 for float16, which processors
+    widen as it lies: a kernel finds neighbouring keys in neighbouring lanes, and needs no sums across lanes. A block of values is
+    `[num_kv_heads, block_size, head_dim]`. int8 rows have a float scale each. Raises `ConfigError` for a head size of which a row
+    is no multiple of 4 bytes.
     """
     storage = CACHE_STORAGE[cache_dtype]
-    lanes = 4 // DTYPE_BYTES[storage]
-    if head_dim % lanes:
-        raise ConfigError(f"kv_cache_dtype {cache_dtype} needs a head size that is a multiple of {lanes}; the model's is {head_dim}.")
+    step = 4 // DTYPE_BYTES[storage]
+    if head_dim % step:
+        raise ConfigError(f"kv_cache_dtype {cache_dtype} needs a head size that is a multiple of {step}; the model's is {head_dim}.")
+    lanes = 1 if storage == "float16" else step
     fields = [
         StateField("k", (num_kv_heads, head_dim // lanes, block_size, lanes), storage),
         StateField("v", (num_kv_heads, block_size, head_dim), storage),

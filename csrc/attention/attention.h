@@ -1,7 +1,7 @@
 // Attention over a paged cache, and writing to it.
 //
-// A block of keys is [Hk, D / x, BS, x] with x elements in 4 bytes: neighbouring lanes of a register are neighbouring keys,
-// so scores need no sums across lanes. A block of values is [Hk, BS, D].
+// A block of keys is [Hk, D / x, BS, x] with x elements in 4 bytes, but 1 for float16, which instructions widen as it lies:
+// neighbouring lanes of a register are neighbouring keys, so scores need no sums across lanes. A block of values is [Hk, BS, D].
 //
 // The keys of a request are cut into spans of kSpan positions, aligned at position 0 whatever the block size. Within a span a
 // query row finds all scores (one chain of multiply-adds per key, in order of d), their maximum, the weights, and adds up the
@@ -19,9 +19,15 @@ namespace canter {
 inline constexpr std::int64_t kSpan = 256;
 inline constexpr std::int64_t kPanel = 32;  // keys whose scores are computed together
 
-enum class CacheType : int { float32 = 0, bfloat16 = 1, fp8_e4m3 = 2, int8 = 3 };
+enum class CacheType : int { float32 = 0, bfloat16 = 1, fp8_e4m3 = 2, int8 = 3, float16 = 4 };
 
-inline constexpr std::int64_t cache_bytes(CacheType type) { return type == CacheType::float32 ? 4 : type == CacheType::bfloat16 ? 2 : 1; }
+inline constexpr std::int64_t cache_bytes(CacheType type) {
+    return type == CacheType::float32 ? 4 : type == CacheType::bfloat16 || type == CacheType::float16 ? 2 : 1;
+}
+
+struct f16 {
+    std::uint16_t bits;
+};
 
 struct CacheView {
     void* data;

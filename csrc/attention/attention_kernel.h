@@ -28,6 +28,11 @@ inline std::uint8_t fp8_code(float x) {
 
 inline void encode(Reg v, float, float* out) { Vec::store(out, v); }
 inline void encode(Reg v, float, bf16* out) { Vec::store(out, v); }
+// Beyond the greatest the greatest; NaN stays.
+inline void encode(Reg v, float, f16* out) {
+    const Reg most = Vec::set1(65504.0f), least = Vec::set1(-65504.0f);
+    CodecF16::store(out, Vec::max(least, Vec::min(most, v)));
+}
 inline void encode(Reg v, float, std::uint8_t* out) {
     float lanes[Vec::width];
     Vec::store(lanes, v);
@@ -52,14 +57,14 @@ inline float find_scale(const T* row, std::int64_t width) {
     return Vec::highest(highest) / 127.0f + Vec::sum(check);
 }
 
-// `at`: where the head's keys or values begin in the block; elements of d lie `lanes` together, `apart` elements from the next.
-template <class T, class E>
-inline void write_row(const T* row, std::int64_t width, float scale, E* out, std::int64_t lanes, std::int64_t apart) {
+// `at`: where the head's keys or values begin in the block; Lanes elements of d lie together, `apart` elements from the next.
+template <int Lanes, class T, class E>
+inline void write_row(const T* row, std::int64_t width, float scale, E* out, std::int64_t apart) {
     for (std::int64_t d = 0; d < width; d += Vec::width) {
         E codes[Vec::width];
         const std::int64_t count = width - d < Vec::width ? width - d : Vec::width;
         encode(load_some(row + d, width - d), scale, codes);
-        for (std::int64_t i = 0; i < count; i += lanes) __builtin_memcpy(out + (d + i) / lanes * apart, codes + i, 4);
+        for (std::int64_t i = 0; i < count; i += Lanes) __builtin_memcpy(out + (d + i) / Lanes * apart, codes + i, Lanes * sizeof(E));
     }
 }
 
@@ -82,8 +87,8 @@ inline void write_kv_rows(const WriteKVArgs& a, std::int64_t begin, std::int64_t
                 a.k_scale.data[block * a.k_scale.block_stride + h * a.block_size + offset] = k_scale;
                 a.v_scale.data[block * a.v_scale.block_stride + h * a.block_size + offset] = v_scale;
             }
-            write_row(k, a.head_dim, k_scale, keys, C::lanes, a.block_size * C::lanes);
-            write_row(v, a.head_dim, v_scale, values, C::lanes, C::lanes);
+            write_row<C::lanes>(k, a.head_dim, k_scale, keys, a.block_size * C::lanes);
+            write_row<C::step>(v, a.head_dim, v_scale, values, C::step);
         }
     }
 }
@@ -95,6 +100,7 @@ inline void write_kv_as(const WriteKVArgs& a, std::int64_t begin, std::int64_t e
         case CacheType::bfloat16: return write_kv_rows<T, CodecBF16>(a, begin, end);
         case CacheType::fp8_e4m3: return write_kv_rows<T, CodecFP8>(a, begin, end);
         case CacheType::int8: return write_kv_rows<T, CodecI8>(a, begin, end);
+        case CacheType::float16: return write_kv_rows<T, CodecF16>(a, begin, end);
     }
 }
 
@@ -104,30 +110,36 @@ inline void write_kv(const WriteKVArgs& a, std::int64_t begin, std::int64_t end)
 
 // ---- register tiles ----
 
-// Rows whose sums stay in registers together, and registers of keys (or of a value) beside them.
+// Rows whose sums stay in registers together, and registers of keys (or of a value) beside them: enough sums to hide the latency
+// of their additions, and few enough that keys, and one query's element, find registers too.
 inline constexpr int kTileRows = Vec::registers > 16 ? 8 : 6;
-inline constexpr int tile_vectors(int rows) { return Vec::registers > 16 || rows > 3 ? 2 : 4; }
+inline constexpr int tile_vectors(int rows) { return rows > (Vec::registers > 16 ? 4 : 2) ? 2 : 4; }
 
 inline constexpr int kPanelVectors = static_cast<int>(kPanel) / Vec::width;
 inline constexpr int kLine = 64;  // bytes of a cache line
 inline constexpr std::int64_t kScoreStride = kSpan + 16;  // so that rows do not fall on the same cache sets
 inline constexpr std::int64_t kValueKeys = 64;  // keys whose values stay in the first-level cache while rows walk over them
 
-// Keys of a panel: Vec::width of them from each pointer on, the next elements of d `stride` bytes further. While the scores are
+// Keys of a panel: Vec::width of them from each pointer on; C::lanes elements of d lie together, the next ones `row` bytes
+// further, and a step of the loops, C::step elements, is `stride` bytes. While the scores are
 // computed, memory is asked for what comes next, for blocks lie scattered and the machine can't guess it: `ahead` and `after`
 // are two such places for each pointer, walked through by ahead_stride and after_stride bytes.
 struct PanelKeys {
     const char* at[kPanelVectors];
     const char* ahead[kPanelVectors];
     const char* after[kPanelVectors];
-    std::int64_t stride, ahead_stride, after_stride;
+    std::int64_t row, stride, ahead_stride, after_stride;
 };
 
 template <class C, int R, int V, int H>
-__attribute__((always_inline)) inline void score_step(const float* q, const typename C::Raw* raw, Reg (*sums)[V]) {
+__attribute__((always_inline)) inline void score_step(const float* q, const char** at, std::int64_t row, Reg (*sums)[V]) {
     Reg k[V];
 #pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) k[v] = C::template get<H>(raw[v]);
+    for (int v = 0; v < V; ++v) {
+        // Two-byte elements are read again for each of them: kept in registers, they would push out sums.
+        if constexpr (C::step == 2) asm("" : "+r"(at[v]));
+        k[v] = C::template key<H>(at[v], row);
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
         const Reg x = Vec::set1(q[r]);
@@ -136,24 +148,10 @@ __attribute__((always_inline)) inline void score_step(const float* q, const type
     }
 }
 
-template <class C, int R, int V, int H>
-__attribute__((always_inline)) inline void score_step_few(const float* q, const char** at, Reg (*sums)[V]) {
-    Reg x[R];
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) x[r] = Vec::set1(q[r]);
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) {
-        asm("" : "+r"(at[v]));  // read again: kept in registers, the keys would push out sums
-        const Reg k = C::template get<H>(C::raw(at[v]));
-#pragma GCC unroll 16
-        for (int r = 0; r < R; ++r) sums[r][v] = Vec::fma(x[r], k, sums[r][v]);
-    }
-}
-
 // Scores of R rows and V registers of keys. q holds [D][R].
 template <class C, int R, int V, bool Ahead>
 inline void score_tile(const float* q, const PanelKeys& keys, int first, std::int64_t steps, float* out) {
-    const std::int64_t stride = keys.stride;
+    const std::int64_t stride = keys.stride, row = keys.row;
     Reg sums[R][V];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
@@ -169,7 +167,7 @@ inline void score_tile(const float* q, const PanelKeys& keys, int first, std::in
         far[v] = keys.ahead[first + v];
         farther[v] = keys.after[first + v];
     }
-    for (std::int64_t s = 0; s < steps; ++s, q += R * C::lanes) {
+    for (std::int64_t s = 0; s < steps; ++s, q += R * C::step) {
         if constexpr (Ahead) {
 #pragma GCC unroll 8
             for (int v = 0; v < V; v += kLine / 4 / Vec::width) {
@@ -179,24 +177,11 @@ inline void score_tile(const float* q, const PanelKeys& keys, int first, std::in
                 farther[v] += keys.after_stride;
             }
         }
-        if constexpr (V > 2) {
-            // Few rows: their queries stay in registers and keys pass by, read anew for each of their elements.
-            score_step_few<C, R, V, 0>(q, at, sums);
-            if constexpr (C::lanes >= 2) score_step_few<C, R, V, 1>(q + R, at, sums);
-            if constexpr (C::lanes == 4) {
-                score_step_few<C, R, V, 2>(q + 2 * R, at, sums);
-                score_step_few<C, R, V, 3>(q + 3 * R, at, sums);
-            }
-        } else {
-            typename C::Raw raw[V];
-#pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) raw[v] = C::raw(at[v]);
-            score_step<C, R, V, 0>(q, raw, sums);
-            if constexpr (C::lanes >= 2) score_step<C, R, V, 1>(q + R, raw, sums);
-            if constexpr (C::lanes == 4) {
-                score_step<C, R, V, 2>(q + 2 * R, raw, sums);
-                score_step<C, R, V, 3>(q + 3 * R, raw, sums);
-            }
+        score_step<C, R, V, 0>(q, at, row, sums);
+        if constexpr (C::step >= 2) score_step<C, R, V, 1>(q + R, at, row, sums);
+        if constexpr (C::step == 4) {
+            score_step<C, R, V, 2>(q + 2 * R, at, row, sums);
+            score_step<C, R, V, 3>(q + 3 * R, at, row, sums);
         }
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) at[v] += stride;
@@ -210,7 +195,8 @@ inline void score_tile(const float* q, const PanelKeys& keys, int first, std::in
 
 template <class C, int R>
 inline void score_rows(const float* q, const PanelKeys& keys, bool ahead, std::int64_t steps, float* out) {
-    constexpr int V = tile_vectors(R) < kPanelVectors ? tile_vectors(R) : kPanelVectors;
+    // Four elements are taken apart at once, and wait in registers.
+    constexpr int most = C::step == 4 || kPanelVectors < 4 ? 2 : 4, V = tile_vectors(R) < most ? tile_vectors(R) : most;
     for (int v = 0; v < kPanelVectors; v += V) {
         if (ahead) score_tile<C, R, V, true>(q, keys, v, steps, out + v * Vec::width);
         else score_tile<C, R, V, false>(q, keys, v, steps, out + v * Vec::width);
@@ -234,53 +220,67 @@ inline void score_panel(int rows, const float* q, const PanelKeys& keys, bool ah
     }
 }
 
-// Values of keys that lie in one block, `stride` elements apart. `ahead`: as many bytes to ask the memory for meanwhile, or null.
+// The memory answers few questions at a time: what is asked ahead for a panel or a run of values is spread over so many of the
+// row blocks that use it.
+inline constexpr std::int64_t kAskers = 2;
+
+// Values of keys that lie in one block, `stride` elements apart. `ahead`: where to ask the memory for `each` bytes for each element
+// of d meanwhile, or null.
 template <class E>
 struct ValueRun {
     const E* at;
     std::int64_t count;
     const char* ahead;
+    std::int64_t each;
 };
 
 // Add the weighted values of the runs' keys, V registers of d, to the sums of R rows.
 template <class C, int R, int V>
 inline void value_tile(const float* weights, const ValueRun<typename C::Element>* runs, int num_runs, std::int64_t d, std::int64_t stride, float* sums,
                        std::int64_t sum_stride) {
+    constexpr bool split = C::split && V % 2 == 0;  // even and odd elements of d in registers of their own
     Reg total[R][V];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) total[r][v] = Vec::load(sums + r * sum_stride + d + v * Vec::width);
     }
+    if constexpr (split) {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v += 2) C::part(total[r][v], total[r][v + 1]);
+        }
+    }
     for (int i = 0; i < num_runs; ++i) {
         const typename C::Element* at = runs[i].at + d;
         const float* end = weights + runs[i].count;
         if (runs[i].ahead) {
-            const std::int64_t each = runs[i].count * static_cast<std::int64_t>(sizeof(typename C::Element)), first = d * each;
-            for (std::int64_t b = first; b < first + V * Vec::width * each; b += kLine) __builtin_prefetch(runs[i].ahead + b, 0, 2);
+            const std::int64_t first = d * runs[i].each, last = first + V * Vec::width * runs[i].each;
+            for (std::int64_t b = first; b < last; b += kLine) __builtin_prefetch(runs[i].ahead + b, 0, 2);
         }
         for (; weights < end; ++weights, at += stride) {
-            if constexpr (V > 2) {
-                Reg w[R];
-#pragma GCC unroll 16
-                for (int r = 0; r < R; ++r) w[r] = Vec::set1(weights[r * kScoreStride]);
-#pragma GCC unroll 8
-                for (int v = 0; v < V; ++v) {
-                    const Reg value = C::load(at + v * Vec::width);
-#pragma GCC unroll 16
-                    for (int r = 0; r < R; ++r) total[r][v] = Vec::fma(w[r], value, total[r][v]);
-                }
-                continue;
-            }
             Reg value[V];
+            if constexpr (split) {
 #pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) value[v] = C::load(at + v * Vec::width);
+                for (int v = 0; v < V; v += 2) C::load_split(at + v * Vec::width, value[v], value[v + 1]);
+            } else {
+#pragma GCC unroll 8
+                for (int v = 0; v < V; ++v) value[v] = C::load(at + v * Vec::width);
+            }
 #pragma GCC unroll 16
             for (int r = 0; r < R; ++r) {
                 const Reg w = Vec::set1(weights[r * kScoreStride]);
 #pragma GCC unroll 8
                 for (int v = 0; v < V; ++v) total[r][v] = Vec::fma(w, value[v], total[r][v]);
             }
+        }
+    }
+    if constexpr (split) {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+            for (int v = 0; v < V; v += 2) C::join(total[r][v], total[r][v + 1]);
         }
     }
 #pragma GCC unroll 16
@@ -367,16 +367,22 @@ inline std::int64_t scratch_size(const AttentionStep& s, std::int64_t rows) {
     return lay_out(s, rows, none, unused);
 }
 
-// Rows are worked on in blocks of nearly equal size, at most kTileRows each.
+// Rows are worked on in blocks of nearly equal size, at most kTileRows each. Seven are five and two where they do not fit in one
+// block: three rows have too few sums to hide the latency of their additions.
 struct RowBlocks {
     std::int64_t count, least, more;  // the first `more` have least + 1 rows
+    bool is_seven;
 
     explicit RowBlocks(std::int64_t rows) {
         count = (rows + kTileRows - 1) / kTileRows;
         least = rows / count;
         more = rows - least * count;
+        is_seven = rows == 7 && count == 2;
     }
-    int size(std::int64_t i) const { return static_cast<int>(least + (i < more ? 1 : 0)); }
+    int size(std::int64_t i) const {
+        if (is_seven) return i == 0 ? 5 : 2;
+        return static_cast<int>(least + (i < more ? 1 : 0));
+    }
 };
 
 // Copy queries as [block][D][rows of the block].
@@ -508,6 +514,7 @@ inline void write_tile(const AttentionArgs& a, const AttentionStep& s, const Att
 template <class C>
 struct Place {
     using E = typename C::Element;
+    static constexpr std::int64_t unit = C::lanes * static_cast<std::int64_t>(sizeof(E));  // bytes of a key that lie together
     const AttentionArgs& a;
     const AttentionStep& s;
     const std::int32_t* table;
@@ -537,30 +544,35 @@ struct Place {
     // Keys of the panel that begins at position p; those outside [low, high) may be anything.
     void panel(std::int64_t p, std::int64_t low, std::int64_t high, char* lanes, PanelKeys& out) const {
         if (whole) {
-            out.stride = block_size * 4;
+            out.row = block_size * unit;
+            out.stride = out.row * (C::step / C::lanes);
             for (int v = 0; v < kPanelVectors; ++v) {
                 const std::int64_t at = p + v * Vec::width;
                 out.at[v] = key(clamp(at, low / Vec::width * Vec::width, (high - 1) / Vec::width * Vec::width));
             }
             return;
         }
-        const std::int64_t steps = s.head_dim / C::lanes;
-        __builtin_memset(lanes, 0, static_cast<std::size_t>(steps * kPanel * 4));
+        const std::int64_t count = s.head_dim / C::lanes;
+        __builtin_memset(lanes, 0, static_cast<std::size_t>(count * kPanel * unit));
         for (std::int64_t j = greater(low - p, 0); j < lesser(high - p, kPanel); ++j) {
             const char* from = key(p + j);
-            for (std::int64_t i = 0; i < steps; ++i) __builtin_memcpy(lanes + (i * kPanel + j) * 4, from + i * block_size * 4, 4);
+            for (std::int64_t i = 0; i < count; ++i) __builtin_memcpy(lanes + (i * kPanel + j) * unit, from + i * block_size * unit, unit);
         }
-        out.stride = kPanel * 4;
-        for (int v = 0; v < kPanelVectors; ++v) out.at[v] = lanes + v * Vec::width * 4;
+        out.row = kPanel * unit;
+        out.stride = out.row * (C::step / C::lanes);
+        for (int v = 0; v < kPanelVectors; ++v) out.at[v] = lanes + v * Vec::width * unit;
     }
-    // Values of keys [low, high), at most kValueKeys of them, in order. Meanwhile keys a span later are asked for, up to `end`.
-    int runs(std::int64_t low, std::int64_t high, std::int64_t end, ValueRun<E>* out) const {
+    // Values of keys [low, high), at most kValueKeys of them, in order. Meanwhile keys a span later are asked for, up to `end`, by
+    // each of `askers` the share of its own.
+    int runs(std::int64_t low, std::int64_t high, std::int64_t end, std::int64_t asker, std::int64_t askers, ValueRun<E>* out) const {
         int count = 0;
         while (low < high) {
             const std::int64_t offset = low - index(low) * block_size, here = lesser(block_size - offset, high - low);
             const std::int64_t later = low - offset + kSpan;  // its block, as far into it as this run is into this one
             const bool known = kSpan % block_size == 0 && later + block_size <= end;
-            out[count++] = {value(low), here, known ? key(later) + offset * s.head_dim * static_cast<std::int64_t>(sizeof(E)) : nullptr};
+            constexpr std::int64_t size = sizeof(E);
+            const std::int64_t each = askers > 1 ? here * size / kAskers : here * size, first = offset * size + asker * each;
+            out[count++] = {value(low), here, known ? key(later) + first * s.head_dim : nullptr, each};
             low += here;
         }
         return count;
@@ -581,15 +593,17 @@ inline void convert_panel(const PanelKeys& keys, std::int64_t steps, float* out)
     for (std::int64_t i = 0; i < steps; ++i) {
         for (int v = 0; v < kPanelVectors; ++v) {
             float* at = out + v * Vec::width;
-            const typename C::Raw raw = C::raw(keys.at[v] + i * keys.stride);
-            Vec::store(at, C::template get<0>(raw));
-            if constexpr (C::lanes >= 2) Vec::store(at + kPanel, C::template get<1>(raw));
-            if constexpr (C::lanes == 4) {
-                Vec::store(at + 2 * kPanel, C::template get<2>(raw));
-                Vec::store(at + 3 * kPanel, C::template get<3>(raw));
+            const char* from = keys.at[v] + i * keys.stride;
+            Reg k[C::step];  // before any store: for all that the compiler knows, one might change the keys
+            k[0] = C::template key<0>(from, keys.row);
+            if constexpr (C::step >= 2) k[1] = C::template key<1>(from, keys.row);
+            if constexpr (C::step == 4) {
+                k[2] = C::template key<2>(from, keys.row);
+                k[3] = C::template key<3>(from, keys.row);
             }
+            for (int h = 0; h < C::step; ++h) Vec::store(at + h * kPanel, k[h]);
         }
-        out += C::lanes * kPanel;
+        out += C::step * kPanel;
     }
 }
 
@@ -618,7 +632,7 @@ inline void load_span(const Span<C>& span, const Scratch& m, const AttentionStep
         for (std::int64_t p = span.low / kPanel * kPanel; p < span.high; p += kPanel) {
             PanelKeys keys;
             span.place.panel(span.base + p, span.base + span.low, span.base + span.high, reinterpret_cast<char*>(m.lanes), keys);
-            convert_panel<C>(keys, s.head_dim / C::lanes, m.keys + p * s.head_dim);
+            convert_panel<C>(keys, s.head_dim / C::step, m.keys + p * s.head_dim);
         }
     }
     if (span.convert_values) {
@@ -647,7 +661,7 @@ inline void score_chunk(const Span<C>& span, const Sight& sight, const Attention
     const std::int64_t panel_begin = low / kPanel * kPanel;
     const auto find = [&](std::int64_t p, PanelKeys& keys) {
         if (span.convert_keys) {
-            keys.stride = kPanel * 4;
+            keys.row = keys.stride = kPanel * 4;
             for (int v = 0; v < kPanelVectors; ++v) keys.at[v] = reinterpret_cast<const char*>(m.keys + p * s.head_dim + v * Vec::width);
         } else {
             span.place.panel(span.base + p, span.base + span.low, span.base + span.high, reinterpret_cast<char*>(m.lanes), keys);
@@ -655,35 +669,38 @@ inline void score_chunk(const Span<C>& span, const Sight& sight, const Attention
     };
     // Meanwhile ask for the next panel of keys and this one's values; where they are floats already, for the next span's.
     const bool whole = span.place.whole;
-    const auto look_ahead = [&](std::int64_t p, PanelKeys& keys) {
+    const std::int64_t askers = lesser(block_end - block_begin, kAskers), steps = span.convert_keys ? s.head_dim : s.head_dim / C::step;
+    const auto look_ahead = [&](std::int64_t p, std::int64_t asker, PanelKeys& keys) {
+        const std::int64_t ahead_stride = span.convert_keys ? kLine / 4 * static_cast<std::int64_t>(sizeof(typename C::Element)) : keys.stride;
+        const std::int64_t all = span.convert_keys ? ahead_stride : kLine, after_stride = askers > 1 ? all / kAskers : all;
         const std::int64_t distance = span.convert_keys ? kSpan : kPanel, last = span.base + (span.convert_keys ? kSpan * 2 : span.high);
         const std::int64_t end = lesser(span.end, last);
         constexpr std::int64_t group = kLine / 4;  // keys in a line
         for (int v = 0; v < kPanelVectors; ++v) {
             const std::int64_t at = span.base + p + v * Vec::width / group * group, next = at + distance;
             const bool known = next < end;
-            keys.ahead[v] = known ? span.place.key(next) : keys.at[v];
+            keys.ahead[v] = known && asker == 0 ? span.place.key(next) : keys.at[v];
             const std::int64_t value = span.convert_keys ? next : at;
             const bool seen = span.convert_keys ? known : at >= span.base + span.low && at < span.base + span.high;
-            keys.after[v] = seen ? reinterpret_cast<const char*>(span.place.value(value)) : keys.at[v];
+            keys.after[v] = seen ? reinterpret_cast<const char*>(span.place.value(value)) + asker * steps * after_stride : keys.at[v];
         }
-        keys.ahead_stride = span.convert_keys ? group * static_cast<std::int64_t>(sizeof(typename C::Element)) : keys.stride;
-        keys.after_stride = span.convert_keys ? keys.ahead_stride : kLine;
+        keys.ahead_stride = ahead_stride;
+        keys.after_stride = after_stride;
     };
     PanelKeys keys{};
     for (std::int64_t p = panel_begin; p < high; p += kPanel) {
         find(p, keys);
-        bool ahead = whole && row_begin == 0;
-        if (ahead) look_ahead(p, keys);
+        std::int64_t asker = whole && row_begin == 0 ? 0 : askers;
         std::int64_t row = row_begin;
         const float* q = m.q + row_begin * s.head_dim;
         for (std::int64_t b = block_begin; b < block_end; ++b) {
             const int size = blocks.size(b);
             if (sight.low(row) < p + kPanel && sight.high(row + size - 1) > p) {
                 float* out = m.scores + (row - row_begin) * kScoreStride + p;
-                if (span.convert_keys) score_panel<CodecF32>(size, q, keys, ahead, s.head_dim, out);
-                else score_panel<C>(size, q, keys, ahead, s.head_dim / C::lanes, out);
-                ahead = false;
+                const bool ahead = asker < askers;
+                if (ahead) look_ahead(p, asker++, keys);
+                if (span.convert_keys) score_panel<CodecF32>(size, q, keys, ahead, steps, out);
+                else score_panel<C>(size, q, keys, ahead, steps, out);
             }
             row += size;
             q += size * s.head_dim;
@@ -693,16 +710,16 @@ inline void score_chunk(const Span<C>& span, const Sight& sight, const Attention
 
 template <class C>
 inline void add_values(const Span<C>& span, const AttentionStep& s, const Scratch& m, std::int64_t row, int rows, std::int64_t low,
-                       std::int64_t high) {
+                       std::int64_t high, std::int64_t asker, std::int64_t askers) {
     if (low >= high) return;
     const float* weights = m.scores + row * kScoreStride + low;
     float* sums = m.sums + row * m.width;
     if (span.convert_values) {
-        const ValueRun<float> run{m.values + low * m.width, high - low, nullptr};
+        const ValueRun<float> run{m.values + low * m.width, high - low, nullptr, 0};
         return value_panel<CodecF32>(rows, weights, &run, 1, m.width, m.width, sums);
     }
     ValueRun<typename C::Element> runs[kValueKeys];
-    const int count = span.place.runs(span.base + low, span.base + high, row == 0 ? span.end : 0, runs);
+    const int count = span.place.runs(span.base + low, span.base + high, asker < askers ? span.end : 0, asker, askers, runs);
     value_panel<C>(rows, weights, runs, count, m.width, s.head_dim, sums);
 }
 
@@ -710,6 +727,7 @@ template <class C>
 inline void value_chunk(const Span<C>& span, const Sight& sight, const AttentionStep& s, const Scratch& m, const RowBlocks& blocks,
                         std::int64_t block_begin, std::int64_t block_end, std::int64_t row_begin, std::int64_t row_end) {
     __builtin_memset(m.sums, 0, static_cast<std::size_t>((row_end - row_begin) * m.width) * sizeof(float));
+    const std::int64_t askers = lesser(block_end - block_begin, kAskers);
     const std::int64_t low = sight.low(row_begin), high = sight.high(row_end - 1);
     for (std::int64_t part = low / kValueKeys * kValueKeys; part < high; part += kValueKeys) {
         const auto within = [&](std::int64_t j) { return clamp(j, part, part + kValueKeys); };
@@ -720,16 +738,19 @@ inline void value_chunk(const Span<C>& span, const Sight& sight, const Attention
             // not see must not even be multiplied by zero. Each row's keys stay in order.
             const std::int64_t begin = within(sight.low(row + size - 1)), end = within(sight.high(row));
             const std::int64_t at = row - row_begin;
+            const auto add = [&](std::int64_t first, int rows, std::int64_t from, std::int64_t to) {
+                add_values(span, s, m, first, rows, from, to, row_begin + b - block_begin, askers);
+            };
             if (begin < end) {
                 if (sight.low(row) < begin) {
-                    for (int r = 0; r < size; ++r) add_values(span, s, m, at + r, 1, within(sight.low(row + r)), begin);
+                    for (int r = 0; r < size; ++r) add(at + r, 1, within(sight.low(row + r)), begin);
                 }
-                add_values(span, s, m, at, size, begin, end);
+                add(at, size, begin, end);
                 if (sight.high(row + size - 1) > end) {
-                    for (int r = 0; r < size; ++r) add_values(span, s, m, at + r, 1, end, within(sight.high(row + r)));
+                    for (int r = 0; r < size; ++r) add(at + r, 1, end, within(sight.high(row + r)));
                 }
             } else {
-                for (int r = 0; r < size; ++r) add_values(span, s, m, at + r, 1, within(sight.low(row + r)), within(sight.high(row + r)));
+                for (int r = 0; r < size; ++r) add(at + r, 1, within(sight.low(row + r)), within(sight.high(row + r)));
             }
             row += size;
         }
@@ -746,8 +767,8 @@ inline void attend_spans(const AttentionArgs& a, const AttentionStep& s, const A
     const std::int64_t most = chunk_rows(rows);
     for (std::int64_t i = t.span_begin; i < t.span_end; ++i) {
         const Sight sight{first, s.window, heads, i * kSpan};
-        const Span<C> span{place, i * kSpan, sight.low(0), sight.high(rows - 1), first + t.end - t.begin, many && (C::lanes > 1 || !place.whole),
-                           (many && C::lanes > 1) || s.head_dim % Vec::width != 0 || m.width != s.head_dim};
+        const Span<C> span{place, i * kSpan, sight.low(0), sight.high(rows - 1), first + t.end - t.begin, many && (C::step > 1 || !place.whole),
+                           (many && C::step > 1) || s.head_dim % Vec::width != 0 || m.width != s.head_dim};
         load_span(span, m, s);
         if (is_int8) {
             place.scales(a.k_scale, span.base, span.low, span.high, m.k_scale);
@@ -800,6 +821,7 @@ inline void attend(const AttentionArgs& a, const AttentionStep& s, const Attenti
         case CacheType::bfloat16: attend_spans<CodecBF16>(a, s, t, partial, m); break;
         case CacheType::fp8_e4m3: attend_spans<CodecFP8>(a, s, t, partial, m); break;
         case CacheType::int8: attend_spans<CodecI8>(a, s, t, partial, m); break;
+        case CacheType::float16: attend_spans<CodecF16>(a, s, t, partial, m); break;
     }
     if (!partial) write_tile(a, s, t, m);
 }

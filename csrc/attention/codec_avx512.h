@@ -1,6 +1,7 @@
 // Elements of the cache as floats, with AVX-512. What a codec has: see codec_scalar.h.
 #pragma once
 
+#include "attention/attention.h"
 #include "isa/vec_avx512.h"
 
 namespace canter::avx512 {
@@ -8,13 +9,13 @@ namespace canter::avx512 {
 struct CodecF32 {
     using Element = float;
     static constexpr int lanes = 1;
+    static constexpr int step = 1;
+    static constexpr bool split = false;
     static constexpr float factor = 1.0f;
     static constexpr int convert_rows = 24;
-    using Raw = __m512;
-    static Raw raw(const char* p) { return _mm512_loadu_ps(p); }
     template <int H>
-    static __m512 get(Raw r) {
-        return r;
+    static __m512 key(const char* p, std::int64_t) {
+        return load(reinterpret_cast<const float*>(p));
     }
     static __m512 load(const Element* p) { return _mm512_loadu_ps(p); }
 };
@@ -22,21 +23,61 @@ struct CodecF32 {
 struct CodecBF16 {
     using Element = bf16;
     static constexpr int lanes = 2;
+    static constexpr int step = 2;
+    static constexpr bool split = true;
     static constexpr float factor = 1.0f;
     static constexpr int convert_rows = 24;
-    using Raw = __m512i;
-    static Raw raw(const char* p) { return _mm512_loadu_si512(p); }
     template <int H>
-    static __m512 get(Raw r) {
+    static __m512 key(const char* p, std::int64_t) {
+        return half<H>(_mm512_loadu_si512(p));
+    }
+    template <int H>
+    static __m512 half(__m512i r) {
         return _mm512_castsi512_ps(H == 0 ? _mm512_slli_epi32(r, 16) : _mm512_and_si512(r, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
     }
+    static void load_split(const Element* p, __m512& even, __m512& odd) {
+        const __m512i r = _mm512_loadu_si512(p);
+        even = half<0>(r);
+        odd = half<1>(r);
+    }
+    static void part(__m512& a, __m512& b) {
+        const __m512i places = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        const __m512 even = _mm512_permutex2var_ps(a, places, b);
+        b = _mm512_permutex2var_ps(a, _mm512_add_epi32(places, _mm512_set1_epi32(1)), b);
+        a = even;
+    }
+    static void join(__m512& a, __m512& b) {
+        const __m512i places = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+        const __m512 low = _mm512_permutex2var_ps(a, places, b);
+        b = _mm512_permutex2var_ps(a, _mm512_add_epi32(places, _mm512_set1_epi32(8)), b);
+        a = low;
+    }
     static __m512 load(const Element* p) { return Vec::load(p); }
+};
+
+struct CodecF16 {
+    using Element = f16;
+    static constexpr int lanes = 1;
+    static constexpr int step = 2;
+    static constexpr bool split = false;
+    static constexpr float factor = 1.0f;
+    static constexpr int convert_rows = 24;
+    template <int H>
+    static __m512 key(const char* p, std::int64_t row) {
+        return load(reinterpret_cast<const Element*>(p + H * row));
+    }
+    static __m512 load(const Element* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+    static void store(Element* p, __m512 v) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    }
 };
 
 // As with AVX2: half floats of a 256th of the value, which the machine widens.
 struct CodecFP8 {
     using Element = std::uint8_t;
     static constexpr int lanes = 4;
+    static constexpr int step = 4;
+    static constexpr bool split = false;
     static constexpr float factor = 256.0f;
     static constexpr int convert_rows = 5;
     struct Raw {
@@ -49,7 +90,7 @@ struct CodecFP8 {
         const __m512i sign = _mm512_and_si512(_mm512_slli_epi16(wide, 8), _mm512_set1_epi16(static_cast<short>(0x8000)));
         return _mm512_mask_mov_epi16(_mm512_or_si512(size, sign), is_nan, _mm512_set1_epi16(0x7fff));
     }
-    static Raw raw(const char* p) {
+    __attribute__((always_inline)) static Raw raw(const char* p) {
         const __m512i turn = _mm512_set4_epi32(0x0f0b0703, 0x0e0a0602, 0x0d090501, 0x0c080400);
         const __m512i turned = _mm512_shuffle_epi8(_mm512_loadu_si512(p), turn);
         const __m512i places = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
@@ -60,6 +101,10 @@ struct CodecFP8 {
     static __m512 get(const Raw& r) {
         const __m512i pair = H < 2 ? r.first : r.second;
         return _mm512_cvtph_ps(H % 2 == 0 ? _mm512_castsi512_si256(pair) : _mm512_extracti64x4_epi64(pair, 1));
+    }
+    template <int H>
+    static __m512 key(const char* p, std::int64_t) {
+        return get<H>(raw(p));
     }
     static __m512 load(const Element* p) {
         const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -72,6 +117,8 @@ struct CodecFP8 {
 struct CodecI8 {
     using Element = std::int8_t;
     static constexpr int lanes = 4;
+    static constexpr int step = 4;
+    static constexpr bool split = false;
     static constexpr float factor = 1.0f;
     static constexpr int convert_rows = 5;
     using Raw = __m512i;
@@ -79,6 +126,10 @@ struct CodecI8 {
     template <int H>
     static __m512 get(Raw r) {
         return _mm512_cvtepi32_ps(_mm512_srai_epi32(H == 3 ? r : _mm512_slli_epi32(r, 24 - 8 * H), 24));
+    }
+    template <int H>
+    static __m512 key(const char* p, std::int64_t) {
+        return get<H>(raw(p));
     }
     static __m512 load(const Element* p) {
         return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));

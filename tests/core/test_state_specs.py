@@ -16,7 +16,8 @@ def spec(window: int | None = None, heads: int = 2, dim: int = 16):
 def test_keys_lie_in_lanes_of_four_bytes(cache_dtype: str) -> None:
     fields = {f.name: f for f in attention_spec(2, 64, cache_dtype, 16).fields}
     size = DTYPE_BYTES[fields["k"].dtype]
-    assert fields["k"].shape == (2, 64 * size // 4, 16, 4 // size)
+    lanes = 1 if cache_dtype == "float16" else 4 // size
+    assert fields["k"].shape == (2, 64 // lanes, 16, lanes)
     assert fields["v"].shape == (2, 16, 64)
     assert ("k_scale" in fields) == ("v_scale" in fields) == (cache_dtype == "int8_per_token_head")
 

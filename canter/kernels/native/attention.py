@@ -12,7 +12,7 @@ from canter import _native
 from canter.kernels.attention_plan import AttentionPlan
 from canter.kernels.native.layout import contiguous, has_packed_blocks, has_packed_rows, packed_rows, require, type_code
 
-CACHE_TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.int8: 3}
+CACHE_TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.int8: 3, torch.float16: 4}
 """Types of cached keys and values that the compiled module knows."""
 
 
@@ -39,8 +39,8 @@ def cache_arguments(
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CACHE_TYPE_CODES)
         raise ValueError(f"{op}: expected a cache on the CPU of a type among {known}; got {k_cache.dtype} on {k_cache.device}.")
     size = k_cache.element_size()
-    lanes = 4 // size
-    fits = k_cache.dim() == 5 and v_cache.dim() == 4 and k_cache.dtype == v_cache.dtype and head_dim % lanes == 0
+    lanes = 1 if k_cache.dtype == torch.float16 else 4 // size
+    fits = k_cache.dim() == 5 and v_cache.dim() == 4 and k_cache.dtype == v_cache.dtype and head_dim * size % 4 == 0
     fits = fits and k_cache.shape[1:3] == (heads, head_dim // lanes) and k_cache.shape[4] == lanes
     fits = fits and v_cache.shape == (k_cache.shape[0], heads, k_cache.shape[3], head_dim)
     fits = fits and has_packed_blocks(k_cache) and has_packed_blocks(v_cache)
