@@ -5,10 +5,15 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#if defined(CANTER_ARM) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace canter {
 namespace {
 
-constexpr const char* kNames[kNumIsas] = {"scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "neon"};
+constexpr const char* kNames[kNumIsas] = {"scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "neon", "neon_dot"};
 
 Isa best_supported() {
 #if defined(CANTER_SIMDE)
@@ -22,8 +27,10 @@ Isa best_supported() {
     }
     if (!__builtin_cpu_supports("avx512vnni")) return Isa::avx512;
     return __builtin_cpu_supports("avx512bf16") ? Isa::avx512_bf16 : Isa::avx512_vnni;
+#elif defined(CANTER_ARM) && defined(__APPLE__)
+    return Isa::neon_dot;
 #elif defined(CANTER_ARM)
-    return Isa::neon;
+    return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0 ? Isa::neon_dot : Isa::neon;
 #else
     return Isa::scalar;
 #endif
@@ -36,8 +43,14 @@ std::atomic<int> current{-1};
 const char* isa_name(Isa isa) { return kNames[static_cast<int>(isa)]; }
 
 std::vector<std::string> supported_isas() {
-    if (best_supported() == Isa::neon) return {isa_name(Isa::scalar), isa_name(Isa::neon)};
-    return {kNames, kNames + static_cast<int>(best_supported()) + 1};
+#if defined(CANTER_ARM)
+    const int first = static_cast<int>(Isa::neon);
+#else
+    const int first = static_cast<int>(Isa::avx2);
+#endif
+    std::vector<std::string> names = {isa_name(Isa::scalar)};
+    names.insert(names.end(), kNames + first, kNames + std::max(first, static_cast<int>(best_supported()) + 1));
+    return names;
 }
 
 void set_isa(const std::string& name) {
