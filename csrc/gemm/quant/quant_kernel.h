@@ -179,12 +179,16 @@ inline void unpack_runs(Packed<T> source, std::int64_t runs, std::uint8_t* out) 
     }
 }
 
+// Where products are of signed bytes, codes of eight bits are taken as they are, and have no offset.
+template <class O>
+inline constexpr bool kSignedBytes = requires { O::kSignedBytes; };
+
 template <class T, int H>
 inline Ops::Sum start(const RowRun& x) {
     if constexpr (T::format == Format::q4_0) return Ops::start(&x.start8);
     else if constexpr (T::format == Format::q5_0 || T::recentred) return Ops::start(&x.start16);
     else if constexpr (T::format == Format::q6_k) return Ops::start(&x.start32[H]);
-    else if constexpr (T::bits == 8 && !T::wide) return Ops::start(&x.extra);
+    else if constexpr (T::bits == 8 && !T::wide && !kSignedBytes<Ops>) return Ops::start(&x.extra);
     else return Ops::zero_sum();
 }
 
