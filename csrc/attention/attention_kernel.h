@@ -106,7 +106,7 @@ inline void write_kv(const WriteKVArgs& a, std::int64_t begin, std::int64_t end)
 
 // Rows whose sums stay in registers together, and registers of keys (or of a value) beside them.
 inline constexpr int kTileRows = Vec::registers > 16 ? 8 : 6;
-inline constexpr int tile_vectors(int rows) { return Vec::registers > 16 || rows > 3 ? 2 : 4; }
+inline constexpr int tile_vectors(int rows) { return Vec::width > 8 || rows > 3 ? 2 : 4; }
 
 inline constexpr int kPanelVectors = static_cast<int>(kPanel) / Vec::width;
 inline constexpr int kLine = 64;  // bytes of a cache line
