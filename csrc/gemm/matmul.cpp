@@ -14,7 +14,7 @@ namespace {
 #if defined(CANTER_X86)
 constexpr const FloatKernels* kTables[kNumIsas] = {&kScalarFloatKernels, &kAvx2FloatKernels, &kAvx512FloatKernels, nullptr, &kAvx512Bf16FloatKernels};
 #elif defined(CANTER_ARM)
-constexpr const FloatKernels* kTables[kNumIsas] = {&kScalarFloatKernels, nullptr, nullptr, nullptr, nullptr, &kNeonFloatKernels};
+constexpr const FloatKernels* kTables[kNumIsas] = {&kScalarFloatKernels, nullptr, nullptr, nullptr, nullptr, nullptr, &kNeonFloatKernels};
 #else
 constexpr const FloatKernels* kTables[kNumIsas] = {&kScalarFloatKernels};
 #endif
