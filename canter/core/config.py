@@ -101,8 +101,8 @@ class EngineArgs:
     num_gpu_blocks_override: int | None = arg(None, "Exactly this many cache blocks, whatever the memory.", group="cache")
     kv_cache_dtype: str = arg(
         "auto",
-        "Type of cached keys and values; auto takes the model's. fp8 is fp8_e4m3, values beyond 448 cut off; int8_per_token_head keeps a "
-        "float scale for each token and head.",
+        "Type of cached keys and values; auto takes the model's, and float16 beside the blocks of a GGUF file on the CPU. float16 cuts "
+        "values off at 65504, fp8 (which is fp8_e4m3) at 448; int8_per_token_head keeps a float scale for each token and head.",
         KV_CACHE_DTYPES,
         group="cache",
     )
@@ -277,8 +277,8 @@ def _kv_cache_dtype(asked: str, dtype: str, quantization: str, device: str, reas
     if asked != "auto":
         return "fp8_e4m3" if asked == "fp8" else asked
     if quantization == "gguf" and device == "cpu" and dtype == "float32":
-        reasons.append("kv_cache_dtype bfloat16: the weights are GGUF blocks, coarser than that; float32 would double the cache.")
-        return "bfloat16"
+        reasons.append("kv_cache_dtype float16: the weights are GGUF blocks, coarser than that; float32 would double the cache.")
+        return "float16"
     return dtype
 
 

@@ -19,9 +19,15 @@ namespace canter {
 inline constexpr std::int64_t kSpan = 256;
 inline constexpr std::int64_t kPanel = 32;  // keys whose scores are computed together
 
-enum class CacheType : int { float32 = 0, bfloat16 = 1, fp8_e4m3 = 2, int8 = 3 };
+enum class CacheType : int { float32 = 0, bfloat16 = 1, fp8_e4m3 = 2, int8 = 3, float16 = 4 };
 
-inline constexpr std::int64_t cache_bytes(CacheType type) { return type == CacheType::float32 ? 4 : type == CacheType::bfloat16 ? 2 : 1; }
+inline constexpr std::int64_t cache_bytes(CacheType type) {
+    return type == CacheType::float32 ? 4 : type == CacheType::bfloat16 || type == CacheType::float16 ? 2 : 1;
+}
+
+struct f16 {
+    std::uint16_t bits;
+};
 
 struct CacheView {
     void* data;

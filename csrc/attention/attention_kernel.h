@@ -28,6 +28,11 @@ inline std::uint8_t fp8_code(float x) {
 
 inline void encode(Reg v, float, float* out) { Vec::store(out, v); }
 inline void encode(Reg v, float, bf16* out) { Vec::store(out, v); }
+// Beyond the greatest the greatest; NaN stays.
+inline void encode(Reg v, float, f16* out) {
+    const Reg most = Vec::set1(65504.0f), least = Vec::set1(-65504.0f);
+    CodecF16::store(out, Vec::max(least, Vec::min(most, v)));
+}
 inline void encode(Reg v, float, std::uint8_t* out) {
     float lanes[Vec::width];
     Vec::store(lanes, v);
@@ -95,6 +100,7 @@ inline void write_kv_as(const WriteKVArgs& a, std::int64_t begin, std::int64_t e
         case CacheType::bfloat16: return write_kv_rows<T, CodecBF16>(a, begin, end);
         case CacheType::fp8_e4m3: return write_kv_rows<T, CodecFP8>(a, begin, end);
         case CacheType::int8: return write_kv_rows<T, CodecI8>(a, begin, end);
+        case CacheType::float16: return write_kv_rows<T, CodecF16>(a, begin, end);
     }
 }
 
@@ -800,6 +806,7 @@ inline void attend(const AttentionArgs& a, const AttentionStep& s, const Attenti
         case CacheType::bfloat16: attend_spans<CodecBF16>(a, s, t, partial, m); break;
         case CacheType::fp8_e4m3: attend_spans<CodecFP8>(a, s, t, partial, m); break;
         case CacheType::int8: attend_spans<CodecI8>(a, s, t, partial, m); break;
+        case CacheType::float16: attend_spans<CodecF16>(a, s, t, partial, m); break;
     }
     if (!partial) write_tile(a, s, t, m);
 }

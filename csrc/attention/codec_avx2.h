@@ -1,6 +1,7 @@
 // Elements of the cache as floats, with AVX2 and F16C. What a codec has: see codec_scalar.h.
 #pragma once
 
+#include "attention/attention.h"
 #include "isa/vec_avx2.h"
 
 namespace canter::avx2 {
@@ -31,6 +32,28 @@ struct CodecBF16 {
         return _mm256_castsi256_ps(H == 0 ? _mm256_slli_epi32(r, 16) : _mm256_and_si256(r, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
     }
     static __m256 load(const Element* p) { return Vec::load(p); }
+};
+
+struct CodecF16 {
+    using Element = f16;
+    static constexpr int lanes = 2;
+    static constexpr float factor = 1.0f;
+    static constexpr int convert_rows = 24;
+    struct Raw {
+        __m128i first, second;  // elements 0 of each key, elements 1
+    };
+    static Raw raw(const char* p) {
+        const __m256i turn = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+        const __m256i turned = _mm256_shuffle_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), turn);
+        const __m256i rows = _mm256_permute4x64_epi64(turned, 0xd8);
+        return {_mm256_castsi256_si128(rows), _mm256_extracti128_si256(rows, 1)};
+    }
+    template <int H>
+    static __m256 get(const Raw& r) {
+        return _mm256_cvtph_ps(H == 0 ? r.first : r.second);
+    }
+    static __m256 load(const Element* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+    static void store(Element* p, __m256 v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
 };
 
 // The seven bits below the sign, put where a half float has its exponent and significand, make a 256th of the value, and the

@@ -1,6 +1,7 @@
 // Elements of the cache as floats, with AVX-512. What a codec has: see codec_scalar.h.
 #pragma once
 
+#include "attention/attention.h"
 #include "isa/vec_avx512.h"
 
 namespace canter::avx512 {
@@ -31,6 +32,31 @@ struct CodecBF16 {
         return _mm512_castsi512_ps(H == 0 ? _mm512_slli_epi32(r, 16) : _mm512_and_si512(r, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
     }
     static __m512 load(const Element* p) { return Vec::load(p); }
+};
+
+struct CodecF16 {
+    using Element = f16;
+    static constexpr int lanes = 2;
+    static constexpr float factor = 1.0f;
+    static constexpr int convert_rows = 24;
+    struct Raw {
+        __m256i first, second;  // elements 0 of each key, elements 1
+    };
+    static Raw raw(const char* p) {
+        const __m512i turn = _mm512_set4_epi32(0x0f0e0b0a, 0x07060302, 0x0d0c0908, 0x05040100);
+        const __m512i turned = _mm512_shuffle_epi8(_mm512_loadu_si512(p), turn);
+        const __m512i places = _mm512_setr_epi32(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+        const __m512i rows = _mm512_permutexvar_epi32(places, turned);
+        return {_mm512_castsi512_si256(rows), _mm512_extracti64x4_epi64(rows, 1)};
+    }
+    template <int H>
+    static __m512 get(const Raw& r) {
+        return _mm512_cvtph_ps(H == 0 ? r.first : r.second);
+    }
+    static __m512 load(const Element* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+    static void store(Element* p, __m512 v) {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    }
 };
 
 // As with AVX2: half floats of a 256th of the value, which the machine widens.

@@ -6,6 +6,7 @@
 // elements in a row.
 #pragma once
 
+#include "attention/attention.h"
 #include "isa/vec_scalar.h"
 
 namespace canter::scalar {
@@ -53,6 +54,38 @@ struct CodecBF16 {
         return Vec::reg(H == 0 ? r << 16 : r & 0xffff0000u);
     }
     static Vec::reg load(const Element* p) { return Vec::load(p); }
+};
+
+// Pairs of half floats as codes in 32-bit lanes.
+struct CodecF16 {
+    using Element = f16;
+    static constexpr int lanes = 2;
+    static constexpr float factor = 1.0f;
+    static constexpr int convert_rows = 24;
+    using Raw = Vec::ureg;
+    static Raw raw(const char* p) { return CodecBF16::raw(p); }
+    // Moved to where a float has its exponent, the 15 bits below the sign make 2^-112 of the value, denormals included.
+    static Vec::reg widen(const Vec::ureg& code) {
+        const Vec::ureg size = (code & 0x7fffu) << 13, special = Vec::ureg((code & 0x7fffu) >= 0x7c00u);
+        const Vec::ureg value = Vec::ureg(Vec::reg(size) * Vec::set1(0x1p112f));
+        return Vec::reg((special & (size | 0x7f800000u)) | (~special & value) | (code & 0x8000u) << 16);
+    }
+    template <int H>
+    static Vec::reg get(const Raw& r) {
+        return widen(H == 0 ? r & 0xffffu : r >> 16);
+    }
+    static Vec::reg load(const Element* p) { return widen(Vec::ureg{p[0].bits, p[1].bits, p[2].bits, p[3].bits}); }
+    // To nearest even, for magnitudes up to 65504; NaN stays.
+    static void store(Element* p, const Vec::reg& v) {
+        const Vec::ureg size = Vec::ureg(v) & 0x7fffffffu;
+        // The last place of a half is the step of the codes below 2^-14.
+        const Vec::ureg below = Vec::ureg(Vec::reg(size) + Vec::set1(0.5f)) - 0x3f000000u;
+        const Vec::ureg above = ((size + 0xfffu + ((size >> 13) & 1u)) >> 13) - (112u << 10);
+        const Vec::ureg is_small = Vec::ureg(size < 0x38800000u), is_nan = Vec::ureg(v != v);
+        const Vec::ureg found = (is_small & below) | (~is_small & above);
+        const Vec::ureg code = (is_nan & 0x7e00u) | (~is_nan & found) | (Vec::ureg(v) >> 16 & 0x8000u);
+        for (int i = 0; i < 4; ++i) p[i].bits = static_cast<std::uint16_t>(code[i]);
+    }
 };
 
 struct CodecFP8 {

@@ -84,9 +84,9 @@ def test_a_form_that_the_checkpoint_does_not_have_is_refused(asked: str, held: s
         resolve(EngineArgs.parse(quantization=asked), _held(held), CPU)
 
 
-def test_the_cache_beside_gguf_blocks_is_bfloat16() -> None:
+def test_the_cache_beside_gguf_blocks_is_float16() -> None:
     config, reasons = resolve(EngineArgs.parse(), _held("gguf"), CPU)
-    assert (config.dtype, config.kv_cache_dtype) == ("float32", "bfloat16") and any("kv_cache_dtype bfloat16" in r for r in reasons)
+    assert (config.dtype, config.kv_cache_dtype) == ("float32", "float16") and any("kv_cache_dtype float16" in r for r in reasons)
     for changes in (dict(quantization="none"), dict(kv_cache_dtype="float32")):
         assert resolve(EngineArgs.parse(**changes), _held("gguf"), CPU)[0].kv_cache_dtype == "float32"
     assert resolve(EngineArgs.parse(), _held("gguf"), DeviceFacts("cuda", 1, 2**30))[0].kv_cache_dtype == "float32"

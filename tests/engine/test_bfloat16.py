@@ -79,7 +79,7 @@ def test_same_bits(model: Path, expected: dict[str, Any], changes: dict[str, Any
 
 
 def test_cached_values_of_another_type(model: Path) -> None:
-    """float32 activations over half and 8-bit caches; a float16 cache only the references serve."""
+    """float32 activations over half and 8-bit caches."""
     requests = all_requests()[6:18]
     for cache_dtype in ("bfloat16", "float16", "fp8", "int8_per_token_head"):
         want = alone(model, requests, kv_cache_dtype=cache_dtype)

@@ -30,8 +30,8 @@ def test_the_best_that_serves_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bound("linear", "cpu", torch.bfloat16, weight_dtype=torch.float32) is dense.linear
     assert bound("linear", "cpu", torch.float16) is reference.linear
     assert bound("linear", "cuda", torch.float32) is reference.linear
-    assert bound("paged_attention", "cpu", torch.float32, cache_dtype=torch.bfloat16) is attention.paged_attention
-    assert bound("paged_attention", "cpu", torch.float32, cache_dtype=torch.float16) is OPS["paged_attention"].reference
+    assert bound("paged_attention", "cpu", torch.float32, cache_dtype=torch.float16) is attention.paged_attention
+    assert bound("paged_attention", "cpu", torch.float32, cache_dtype=torch.float64) is OPS["paged_attention"].reference
 
 
 def test_choices_are_listed_once_with_reasons(monkeypatch: pytest.MonkeyPatch) -> None:

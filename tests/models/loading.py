@@ -12,9 +12,15 @@ from canter.models.loader import LoadedModel, load_model
 
 
 def load(
-    path: Path | str, dtype: str = "float32", max_model_len: int | None = None, quantization: str = "auto", **overrides: Any
+    path: Path | str,
+    dtype: str = "float32",
+    max_model_len: int | None = None,
+    quantization: str = "auto",
+    cache_dtype: str | None = None,
+    **overrides: Any,
 ) -> LoadedModel:
     """`path`: a directory, a GGUF file or the bundled model's name; `overrides` lie over its config."""
     files = resolve(str(path))
     with open_tensors(files) as source:
-        return load_model(read_model_config(files, overrides), source, dtype, max_model_len=max_model_len, quantization=quantization)
+        config = read_model_config(files, overrides)
+        return load_model(config, source, dtype, cache_dtype=cache_dtype, max_model_len=max_model_len, quantization=quantization)

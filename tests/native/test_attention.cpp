@@ -4,12 +4,13 @@
 
 #include "attention/attention.h"
 #include "attention/plan.h"
+#include "blocks.h"
 #include "check.h"
 
 namespace canter::test {
 namespace {
 
-constexpr CacheType kCacheTypes[] = {CacheType::float32, CacheType::bfloat16, CacheType::fp8_e4m3, CacheType::int8};
+constexpr CacheType kCacheTypes[] = {CacheType::float32, CacheType::bfloat16, CacheType::float16, CacheType::fp8_e4m3, CacheType::int8};
 
 double fp8_value(std::uint8_t code) {
     const int exponent = code >> 3 & 15, fraction = code & 7;
@@ -51,6 +52,7 @@ struct Cache {
                 std::memcpy(&x, p, sizeof x);
                 return to_float(x);
             }
+            case CacheType::float16: return half_value(p);
             case CacheType::fp8_e4m3: return fp8_value(*p);
             default: return static_cast<double>(static_cast<std::int8_t>(*p)) * scales[block * scale_stride + head * block_size + slot % block_size];
         }
@@ -75,6 +77,7 @@ void check_stored(CacheType type, double found, double x, double highest) {
     switch (type) {
         case CacheType::float32: return check_close("stored", 0, found, x, 0, 0);
         case CacheType::bfloat16: return check_close("stored", 0, found, to_float(to_bf16(static_cast<float>(x))), 0, 0);
+        case CacheType::float16: return check_close("stored", 0, found, std::clamp(x, -65504.0, 65504.0), 0x1p-11, 0x1p-25);
         case CacheType::fp8_e4m3: return check_close("stored", 0, found, std::clamp(x, -448.0, 448.0), 0x1p-4, 0x1p-10);
         default: return check_close("stored", 0, found, x, 0, 0.501 * highest / 127 + 1e-30);
     }
@@ -123,6 +126,7 @@ TEST(write_kv) {
             }
         }
         check_write<float>(random, type, 64, 16, 1000);  // beyond fp8's range
+        check_write<float>(random, type, 64, 16, 1e5f);  // beyond float16's
         check_write<float>(random, type, 64, 16, 0);
     }
     Cache cache(CacheType::float32, 2, 4, 1, 4);
@@ -134,35 +138,48 @@ TEST(write_kv) {
     }
 }
 
-// fp8: every number of the format is kept, ties go to the even code, and what is too large stays the largest.
-TEST(write_fp8) {
+// Every number of a format is kept, ties go to the even code, what is too large stays the largest, and NaN stays.
+// `greatest`: its code; value(code): the number.
+template <class F>
+void check_rounding(CacheType type, int greatest, F value) {
     std::vector<float> values;
     std::vector<double> wanted;
-    for (int code = 0; code < 255; ++code) {
-        if ((code & 127) == 127) continue;
-        const double x = fp8_value(static_cast<std::uint8_t>(code));
-        values.push_back(static_cast<float>(x));
-        wanted.push_back(x);
-        if ((code & 127) == 126) continue;
-        const double next = fp8_value(static_cast<std::uint8_t>(code + 1));
-        values.push_back(static_cast<float>((x + next) / 2));
-        wanted.push_back(code % 2 ? next : x);
+    for (int code = 0; code <= greatest; ++code) {
+        const double x = value(code), next = code < greatest ? value(code + 1) : x;
+        for (const double sign : {1.0, -1.0}) {
+            values.push_back(static_cast<float>(sign * x));
+            wanted.push_back(sign * x);
+            values.push_back(static_cast<float>(sign * (x + next) / 2));
+            wanted.push_back(sign * (code % 2 ? next : x));
+        }
     }
-    while (values.size() % 4) {
-        values.push_back(1e9f);
-        wanted.push_back(448);
+    for (const float x : {1e9f, -1e9f, INFINITY, -INFINITY}) {
+        values.push_back(x);
+        wanted.push_back(x < 0 ? -value(greatest) : value(greatest));
+    }
+    for (int i = 0; i < 4; ++i) {
+        values.push_back(NAN);
+        wanted.push_back(NAN);
     }
     const auto rows = static_cast<std::int64_t>(values.size() / 4);
-    Cache cache(CacheType::fp8_e4m3, rows, 1, 1, 4);
+    Cache cache(type, rows, 1, 1, 4);
     Buffer<float> k(rows * 4);
     std::memcpy(k.data(), values.data(), values.size() * sizeof(float));
     Buffer<std::int64_t> slots(rows);
     for (std::int64_t i = 0; i < rows; ++i) slots[i] = i;
     write(cache, k, k, 4, slots);
     for (std::int64_t i = 0; i < rows * 4; ++i) {
-        check_close("fp8 key", i, cache.key(i / 4, 0, i % 4), wanted[static_cast<std::size_t>(i)], 0, 0);
-        check_close("fp8 value", i, cache.value(i / 4, 0, i % 4), wanted[static_cast<std::size_t>(i)], 0, 0);
+        check_close("key", i, cache.key(i / 4, 0, i % 4), wanted[static_cast<std::size_t>(i)], 0, 0);
+        check_close("value", i, cache.value(i / 4, 0, i % 4), wanted[static_cast<std::size_t>(i)], 0, 0);
     }
+}
+
+TEST(write_rounded) {
+    check_rounding(CacheType::fp8_e4m3, 126, [](int code) { return fp8_value(static_cast<std::uint8_t>(code)); });
+    check_rounding(CacheType::float16, 0x7bff, [](int code) {
+        const std::uint8_t bytes[] = {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(code >> 8)};
+        return half_value(bytes);
+    });
 }
 
 struct Request {

@@ -70,6 +70,14 @@ def test_a_program_gives_the_bits_of_eager_steps(family: Family, directory: Path
     assert_same_bits(mixed_steps(Harness(loaded, block_size, recorded=True)), eager)
 
 
+@pytest.mark.parametrize("cache_dtype", ["bfloat16", "float16"])
+def test_a_program_keeps_half_types_beside_float32(tmp_path: Path, cache_dtype: str) -> None:
+    (family,) = [family for family in FAMILIES if family.name == "llama"]
+    loaded = load(save_oracle(family, tmp_path), "float32", cache_dtype=cache_dtype)
+    eager = mixed_steps(Harness(loaded, 16))
+    assert_same_bits(mixed_steps(Harness(loaded, 16, recorded=True)), eager)
+
+
 @pytest.mark.parametrize("isa", native.isas())
 def test_a_program_follows_the_instruction_set_and_the_threads(llama: LoadedModel, isa: str) -> None:
     before, threads = native.isa(), native.num_threads()

@@ -12,7 +12,7 @@ from canter import _native
 from canter.kernels.attention_plan import AttentionPlan
 from canter.kernels.native.layout import contiguous, has_packed_blocks, has_packed_rows, packed_rows, require, type_code
 
-CACHE_TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.int8: 3}
+CACHE_TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.int8: 3, torch.float16: 4}
 """Types of cached keys and values that the compiled module knows."""
 
 

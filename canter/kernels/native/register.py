@@ -22,7 +22,8 @@ def rejects(device: str, dtype: torch.dtype, **facts: Any) -> str | None:
     for name, value in {"dtype": dtype, **facts}.items():
         if name == "cache_dtype":
             if value not in CACHE_TYPE_CODES:
-                return f"cache_dtype {str(value).removeprefix('torch.')} is none of float32, bfloat16, float8_e4m3fn, int8"
+                known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CACHE_TYPE_CODES)
+                return f"cache_dtype {str(value).removeprefix('torch.')} is none of {known}"
         elif name.endswith("dtype") and value not in TYPE_CODES:
             return f"{name} {str(value).removeprefix('torch.')} is neither float32 nor bfloat16"
     return None

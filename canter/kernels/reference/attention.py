@@ -11,8 +11,8 @@ from torch import Tensor
 
 from canter.kernels.attention_plan import AttentionPlan
 
-FP8_MAX = 448.0
-"""The greatest float8_e4m3fn."""
+GREATEST = {torch.float8_e4m3fn: 448.0, torch.float16: 65504.0}
+"""Of the types of cache that reach less far than bfloat16."""
 
 
 def _encode(rows: Tensor, cache: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -23,8 +23,9 @@ def _encode(rows: Tensor, cache: Tensor, scales: Tensor | None) -> tuple[Tensor,
         found = rows.float().abs().amax(-1) / 127
         codes = (rows.float() / found.unsqueeze(-1)).round()
         return torch.where(found.unsqueeze(-1) == 0, torch.zeros_like(codes), codes).clamp(-127, 127).to(torch.int8), found
-    if cache.dtype == torch.float8_e4m3fn:
-        return rows.float().clamp(-FP8_MAX, FP8_MAX).to(cache.dtype), None
+    if cache.dtype in GREATEST:
+        most = GREATEST[cache.dtype]
+        return rows.float().clamp(-most, most).to(cache.dtype), None
     return rows.to(cache.dtype), None
 
 
@@ -40,7 +41,7 @@ def write_kv(
     """Store `k[T, Hk, D]` in `k_cache[NB, Hk, D/x, BS, x]` and `v[T, Hk, D]` in `v_cache[NB, Hk, BS, D]`, in the cache's type.
 
     Token t goes to block `slot_mapping[t] // BS`, place `slot_mapping[t] % BS`; -1 skips the token. Floats are rounded,
-    those beyond float8_e4m3fn to its greatest; an int8 cache keeps, of each token and head, the greatest magnitude / 127 in
+    those beyond float16 or float8_e4m3fn to its greatest; an int8 cache keeps, of each token and head, the greatest magnitude / 127 in
     `k_scale` and `v_scale` (float32, `[NB, Hk, BS]`) and the row divided by it. Raises `IndexError` for a slot outside the cache.
     """
     num_blocks, _, block_size, _ = v_cache.shape
