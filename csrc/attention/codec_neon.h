@@ -1,6 +1,7 @@
 // Elements of the cache as floats, with NEON. What a codec has: see codec_scalar.h.
 #pragma once
 
+#include "attention/attention.h"
 #include "isa/vec_neon.h"
 
 namespace canter::neon {
@@ -31,6 +32,21 @@ struct CodecBF16 {
         return vreinterpretq_f32_u32(H == 0 ? vshlq_n_u32(r, 16) : vandq_u32(r, vdupq_n_u32(0xffff0000u)));
     }
     static float32x4_t load(const Element* p) { return Vec::load(p); }
+};
+
+struct CodecF16 {
+    using Element = f16;
+    static constexpr int lanes = 2;
+    static constexpr float factor = 1.0f;
+    static constexpr int convert_rows = 24;
+    using Raw = uint32x4_t;
+    static Raw raw(const char* p) { return CodecBF16::raw(p); }
+    template <int H>
+    static float32x4_t get(Raw r) {
+        return vcvt_f32_f16(vreinterpret_f16_u16(H == 0 ? vmovn_u32(r) : vshrn_n_u32(r, 16)));
+    }
+    static float32x4_t load(const Element* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits))); }
+    static void store(Element* p, float32x4_t v) { vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(v))); }
 };
 
 // As with AVX2: half floats of a 256th of the value, which the machine widens.
