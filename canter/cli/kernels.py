@@ -31,6 +31,10 @@ def build_parser() -> Parser:
     return parser
 
 
+MEASURED_ISAS = ("scalar", "avx2")
+"""Instruction sets whose kernels have run on a machine that has them."""
+
+
 def run(namespace: Namespace) -> int:
     for name in OPS:
         bind(name, namespace.device, getattr(torch, namespace.dtype))
@@ -43,4 +47,6 @@ def run(namespace: Namespace) -> int:
     lines = [[row.op, row.provider, others[row.op], "program" if row.recorded else "eager", row.reason] for row in rows]
     print(table(["op", "implementation", "of", "step", "why"], lines))
     print(f"\nNative code: {isa()} (this build and machine have {', '.join(isas())}); {default_num_threads()} threads.")
+    if isa() not in MEASURED_ISAS:
+        print(f"Of the kernels, those for {isa()} have been tested in emulation only.")
     return 0

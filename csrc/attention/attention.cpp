@@ -14,8 +14,10 @@ namespace {
 
 #if defined(CANTER_X86)
 constexpr const AttentionKernels* kTables[kNumIsas] = {&kScalarAttention, &kAvx2Attention, &kAvx512Attention, nullptr, nullptr};
+#elif defined(CANTER_ARM)
+constexpr const AttentionKernels* kTables[kNumIsas] = {&kScalarAttention, nullptr, nullptr, nullptr, nullptr, nullptr, &kNeonAttention};
 #else
-constexpr const AttentionKernels* kTables[kNumIsas] = {&kScalarAttention, nullptr, nullptr, nullptr, nullptr};
+constexpr const AttentionKernels* kTables[kNumIsas] = {&kScalarAttention};
 #endif
 
 // Multiply-adds below which a second thread is not worth waking.

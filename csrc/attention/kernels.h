@@ -19,6 +19,8 @@ extern const AttentionKernels kScalarAttention;
 #if defined(CANTER_X86)
 extern const AttentionKernels kAvx2Attention;
 extern const AttentionKernels kAvx512Attention;
+#elif defined(CANTER_ARM)
+extern const AttentionKernels kNeonAttention;
 #endif
 
 }  // namespace canter

@@ -21,9 +21,11 @@ namespace canter {
 namespace {
 
 #if defined(CANTER_X86)
-constexpr const LimitKernels* kTables[kNumIsas] = {&kScalarLimits, &kAvx2Limits, &kAvx512Limits, &kAvx512VnniLimits, &kAvx512Bf16Limits};
+constexpr const LimitKernels* kTables[kNumIsas] = {&kScalarLimits, &kAvx2Limits, &kAvx512Limits, &kAvx512VnniLimits, &kAvx512Bf16Limits, &kAmxLimits};
+#elif defined(CANTER_ARM)
+constexpr const LimitKernels* kTables[kNumIsas] = {&kScalarLimits, nullptr, nullptr, nullptr, nullptr, nullptr, &kNeonLimits, &kNeonDotLimits};
 #else
-constexpr const LimitKernels* kTables[kNumIsas] = {&kScalarLimits, nullptr, nullptr, nullptr, nullptr};
+constexpr const LimitKernels* kTables[kNumIsas] = {&kScalarLimits};
 #endif
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }

@@ -28,6 +28,10 @@ extern const LimitKernels kAvx2Limits;
 extern const LimitKernels kAvx512Limits;
 extern const LimitKernels kAvx512VnniLimits;
 extern const LimitKernels kAvx512Bf16Limits;
+extern const LimitKernels kAmxLimits;
+#elif defined(CANTER_ARM)
+extern const LimitKernels kNeonLimits;
+extern const LimitKernels kNeonDotLimits;
 #endif
 
 // Bytes a second that `threads` threads together read from an array of about `num_bytes`: the best of `passes`.

@@ -68,6 +68,8 @@ extern const FloatKernels kScalarFloatKernels;
 extern const FloatKernels kAvx2FloatKernels;
 extern const FloatKernels kAvx512FloatKernels;
 extern const FloatKernels kAvx512Bf16FloatKernels;
+#elif defined(CANTER_ARM)
+extern const FloatKernels kNeonFloatKernels;
 #endif
 
 const FloatKernels& float_kernels();

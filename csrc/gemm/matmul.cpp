@@ -13,8 +13,10 @@ namespace {
 
 #if defined(CANTER_X86)
 constexpr const FloatKernels* kTables[kNumIsas] = {&kScalarFloatKernels, &kAvx2FloatKernels, &kAvx512FloatKernels, nullptr, &kAvx512Bf16FloatKernels};
+#elif defined(CANTER_ARM)
+constexpr const FloatKernels* kTables[kNumIsas] = {&kScalarFloatKernels, nullptr, nullptr, nullptr, nullptr, nullptr, &kNeonFloatKernels};
 #else
-constexpr const FloatKernels* kTables[kNumIsas] = {&kScalarFloatKernels, nullptr, nullptr, nullptr, nullptr};
+constexpr const FloatKernels* kTables[kNumIsas] = {&kScalarFloatKernels};
 #endif
 
 // Below so many products a region costs more than it saves.

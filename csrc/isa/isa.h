@@ -6,8 +6,9 @@
 
 namespace canter {
 
-// x86: avx512 is F, BW, VL and DQ; avx512_vnni adds VNNI (and VBMI is not assumed); avx512_bf16 adds BF16 to that. Arm: neon.
-enum class Isa : int { scalar, avx2, avx512, avx512_vnni, avx512_bf16, neon, count };
+// x86: avx512 is F, BW, VL and DQ; avx512_vnni adds VNNI (and VBMI is not assumed); avx512_bf16 adds BF16 to that, and amx tiles of
+// bytes (AMX-TILE, AMX-INT8). Arm: neon, which every AArch64 machine has; neon_dot adds the dot products of bytes (SDOT).
+enum class Isa : int { scalar, avx2, avx512, avx512_vnni, avx512_bf16, amx, neon, neon_dot, count };
 
 inline constexpr int kNumIsas = static_cast<int>(Isa::count);
 

@@ -7,6 +7,7 @@
 #include "gemm/matmul.h"
 #include "gemm/pack_floats.h"
 #include "gemm/quant/quant.h"
+#include "isa/isa.h"
 
 namespace canter::test {
 namespace {
@@ -262,6 +263,30 @@ TEST(matmul_of_extremes) {
             check_same_bits("the row below", out.data() + 34, expected.data() + 34, 17);
             if (bad == 0) {
                 for (std::int64_t n = 17; n < 34; ++n) CHECK(out[n] == 0);
+            }
+        }
+    }
+}
+
+// Dots are exact integers and float operations stand in one order, so levels with fused multiply-adds agree in every bit.
+TEST_ONCE(quantised_bits_of_all_levels) {
+    Random random(26);
+    std::vector<Packed> matrices;
+    for (const Named& named : kBlockFormats) matrices.push_back(pack_block_rows(random, named.format, named.name, 35, 768, false));
+    matrices.push_back(pack_float_rows<float>(random, Format::i8, 35, 416, false));
+    matrices.push_back(pack_w4_rows(random, 35, 384, 128));
+    std::vector<std::string> levels = supported_isas();
+    levels.erase(levels.begin());  // scalar rounds products
+    for (const Packed& matrix : matrices) {
+        const Weights& w = matrix.weights;
+        for (const std::int64_t rows : {1, 4, 19, 50}) {
+            const Buffer<float> x = random_buffer<float>(random, rows * w.width);
+            Buffer<float> first(rows * w.outputs), out(rows * w.outputs);
+            for (const std::string& level : levels) {
+                set_isa(level);
+                Buffer<float>& to = level == levels[0] ? first : out;
+                matmul({x.data(), DType::float32, w.width, &w, 1, nullptr, DType::float32, to.data(), DType::float32, w.outputs, rows, w.width});
+                check_same_bits(level.c_str(), to.data(), first.data(), to.size());
             }
         }
     }

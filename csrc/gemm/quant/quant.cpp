@@ -11,9 +11,11 @@ namespace canter {
 namespace {
 
 #if defined(CANTER_X86)
-constexpr const QuantTable* kTables[kNumIsas] = {&kScalarQuant, &kAvx2Quant, &kAvx512Quant, &kAvx512VnniQuant, nullptr};
+constexpr const QuantTable* kTables[kNumIsas] = {&kScalarQuant, &kAvx2Quant, &kAvx512Quant, &kAvx512VnniQuant, nullptr, &kAmxQuant};
+#elif defined(CANTER_ARM)
+constexpr const QuantTable* kTables[kNumIsas] = {&kScalarQuant, nullptr, nullptr, nullptr, nullptr, nullptr, &kNeonQuant, &kNeonDotQuant};
 #else
-constexpr const QuantTable* kTables[kNumIsas] = {&kScalarQuant, nullptr, nullptr, nullptr, nullptr};
+constexpr const QuantTable* kTables[kNumIsas] = {&kScalarQuant};
 #endif
 
 std::int64_t block_bytes(const Weights& w) {

@@ -179,12 +179,16 @@ inline void unpack_runs(Packed<T> source, std::int64_t runs, std::uint8_t* out) 
     }
 }
 
+// Where products are of signed bytes, codes of eight bits are taken as they are, and have no offset.
+template <class O>
+inline constexpr bool kSignedBytes = requires { O::kSignedBytes; };
+
 template <class T, int H>
 inline Ops::Sum start(const RowRun& x) {
     if constexpr (T::format == Format::q4_0) return Ops::start(&x.start8);
     else if constexpr (T::format == Format::q5_0 || T::recentred) return Ops::start(&x.start16);
     else if constexpr (T::format == Format::q6_k) return Ops::start(&x.start32[H]);
-    else if constexpr (T::bits == 8 && !T::wide) return Ops::start(&x.extra);
+    else if constexpr (T::bits == 8 && !T::wide && !kSignedBytes<Ops>) return Ops::start(&x.extra);
     else return Ops::zero_sum();
 }
 
@@ -407,10 +411,17 @@ inline void tile_rows(const std::uint8_t* unpacked, const RowRun* x, std::int64_
     }
 }
 
+#if defined(CANTER_AMX)
+#include "gemm/quant/tiles_amx.h"
+#endif
+
 template <class T, int P>
 inline void tile_panels(const std::uint8_t* unpacked, const RowRun* x, std::int64_t pitch, const std::int16_t* wide, std::int64_t wide_pitch,
                         std::int64_t rows, std::int64_t runs, float* out, std::int64_t out_stride, bool first) {
     std::int64_t r = 0;
+#if defined(CANTER_AMX)
+    r = all_blocks<T, P>(unpacked, x, pitch, rows, runs, out, out_stride, first);
+#endif
     const auto tiles = [&]<int R>() {
         for (; r + R <= rows; r += R) {
             tile_rows<T, R, P>(unpacked, x + r * pitch, pitch, wide + r * wide_pitch, wide_pitch, runs, out + r * out_stride, out_stride, first);
@@ -427,6 +438,9 @@ inline void many_rows(const QuantTile& t, std::int64_t block_bytes, std::int64_t
                       std::uint8_t* scratch) {
     const std::int64_t runs = row_runs(t.w->width), rows = t.row_end - t.row_begin, wide_pitch = T::wide ? kChunkRuns * 32 : 0;
     std::int16_t* wide = reinterpret_cast<std::int16_t*>(scratch + Ops::kTilePanels * kChunkRuns * kScratchRun);
+#if defined(CANTER_AMX)
+    const TilesInUse tiles;
+#endif
     // Chunks outermost: a chunk of all the tile's rows stays in the second-level cache while the panels pass by.
     for (std::int64_t begin = 0; begin < runs; begin += kChunkRuns) {
         const std::int64_t count = begin + kChunkRuns < runs ? kChunkRuns : runs - begin;

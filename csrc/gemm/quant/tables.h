@@ -19,6 +19,10 @@ extern const QuantTable kScalarQuant;
 extern const QuantTable kAvx2Quant;
 extern const QuantTable kAvx512Quant;
 extern const QuantTable kAvx512VnniQuant;
+extern const QuantTable kAmxQuant;
+#elif defined(CANTER_ARM)
+extern const QuantTable kNeonQuant;
+extern const QuantTable kNeonDotQuant;
 #endif
 
 }  // namespace canter
