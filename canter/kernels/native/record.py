@@ -65,7 +65,7 @@ def linear(x: Symbol, weight: Tensor | PackedMatrix, bias: Tensor | None) -> Sym
     def emit(program: Any, at: Place) -> None:
         program.matmul(matrix, at(x), code, x.strides[0], bias_at, bias_type, at(out), code)
 
-    recorder.add("linear", [x], [out], emit)
+    recorder.add("linear", [x], [out], emit, weight)
     return out
 
 
