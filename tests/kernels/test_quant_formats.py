@@ -139,6 +139,22 @@ def test_extreme_values(format: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("value", (float("nan"), float("inf"), float("-inf")))
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_is_not_finite_shows_in_its_row_alone(format: str, value: float) -> None:
+    stored, x = store(format, 35), torch.randn(9, WIDTH, generator=rng(6))
+    expected = dense.linear(x, stored.matrix, None)
+    others = [0, 1, 3, 4, 5, 6, 7]
+    x[2, 300] = x[8, WIDTH - 1] = value
+    for linear in (dense.linear, reference.linear):
+        found = linear(x, stored.matrix, None)
+        assert not found[[2, 8]].isfinite().any()
+        assert bool(found[others].isfinite().all())
+    assert same_bits(dense.linear(x, stored.matrix, None)[others], expected[others])
+    assert not dense.linear(x[2:3], stored.matrix, None).isfinite().any()
+
+
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("first,second", list(zip(FORMATS, FORMATS[1:] + FORMATS[:1], strict=True)))
 def test_fused_parts_of_two_formats(first: str, second: str, dtype: torch.dtype) -> None:
