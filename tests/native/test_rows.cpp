@@ -25,7 +25,7 @@ void check_norm(const NormCase& c, const Buffer<T>& x, const Buffer<T>& residual
     const auto call = [&](std::int64_t row, std::int64_t rows, T* to, T* sums) {
         const std::int64_t at = row * c.width;
         rms_norm({x.data() + at, c.residual ? residual.data() + at : nullptr, weight.data(), to, c.residual ? sums : nullptr, dtype_of<T>, dtype_of<W>, rows,
-                  c.width, eps, c.plus_one, c.cast_first});
+                  c.width, 1, c.width, eps, c.plus_one, c.cast_first});
     };
     call(0, c.rows, out.data(), total.data());
     for (std::int64_t r = 0; r < c.rows; ++r) {
@@ -78,7 +78,7 @@ TEST(rms_norm_of_extremes) {
     Buffer<float> x = random_buffer<float>(random, 2 * 33);
     x[40] = INFINITY;  // one row's infinity is not another's
     Buffer<float> out(66);
-    rms_norm({x.data(), nullptr, filled<float>(33, 1).data(), out.data(), nullptr, DType::float32, DType::float32, 2, 33, 1e-6f, false, false});
+    rms_norm({x.data(), nullptr, filled<float>(33, 1).data(), out.data(), nullptr, DType::float32, DType::float32, 2, 33, 1, 33, 1e-6f, false, false});
     for (std::int64_t i = 0; i < 33; ++i) CHECK(std::isfinite(out[i]));
     CHECK(std::isnan(out[40]) && out[41] == 0);
 }
