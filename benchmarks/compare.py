@@ -314,8 +314,8 @@ def row_cost(row: Row, model: str) -> limits.ModelCost:
         return dataclasses.replace(cost, step_bytes=(cost.token_operations + cost.output_operations) // 2)
     with open_tensors(resolve(model)) as source:
         sizes = {name: source.get(name).nbytes for name in source.names()}
-    if limits.OUTPUT_MATRIX in sizes:
-        sizes.pop(limits.EMBEDDING, None)
+    if "lm_head.weight" in sizes:
+        sizes.pop("model.embed_tokens.weight", None)
     return dataclasses.replace(cost, step_bytes=sum(sizes.values()))
 
 

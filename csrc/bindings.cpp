@@ -19,10 +19,6 @@ using namespace nb::literals;
 namespace canter {
 namespace {
 
-void bind_embedding(Address ids, Address weight, Address out, int type, std::int64_t rows, std::int64_t vocab, std::int64_t width, float scale) {
-    embedding({at<std::int64_t>(ids), at(weight), at(out), dtype_of(type), rows, vocab, width, scale});
-}
-
 void bind_rms_norm(Address x, Address residual, Address weight, Address out, Address total, int type, int weight_type, std::int64_t rows,
                    std::int64_t width, std::int64_t group, std::int64_t x_stride, float eps, bool plus_one, bool cast_first) {
     rms_norm({at(x), at(residual), at(weight), at(out), at(total), dtype_of(type), dtype_of(weight_type), rows, width, group, x_stride, eps, plus_one,
@@ -71,7 +67,6 @@ NB_MODULE(_native, m) {
     m.def("num_threads", &num_threads);
     m.def("set_num_threads", &set_num_threads, "count"_a, released());
     m.def("quant_types", &quant_types);
-    m.def("embedding", &bind_embedding, released());
     m.def("rms_norm", &bind_rms_norm, released());
     m.def("gated", &bind_gated, released());
     m.def("softcap", &bind_softcap, released());

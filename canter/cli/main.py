@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench serve": ("canter.cli.bench.serve", "load on a running server: TTFT, TPOT, ITL, E2EL"),
     "bench prefix": ("canter.cli.bench.prefix", "what a shared prefix saves"),
     "bench kernels": ("canter.cli.bench.kernels", "each op beside bandwidth and peak"),
+    "bench step": ("canter.cli.bench.step", "which ops the time of a step goes to"),
     "bench perplexity": ("canter.cli.bench.perplexity", "how well a text is predicted, under two settings"),
     "collect-env": ("canter.cli.collect_env", "facts of this machine for a bug report"),
 }

@@ -36,12 +36,14 @@ FORMATS = ("f32", "bf16", "i8", "w4", *_BLOCKS)
 """Formats of packed weights."""
 
 
-def random_blocks(rng: Generator, format: str, rows: int, width: int) -> np.ndarray:
-    """Rows of GGUF blocks with any codes and with moderate scales: uint8 `[rows, bytes of a row]`."""
-    elements, size, halves = _BLOCKS[format]
+def random_blocks(rng: Generator, format: str, rows: int, width: int, halves: Sequence[float] = ()) -> np.ndarray:
+    """Rows of GGUF blocks with any codes: uint8 `[rows, bytes of a row]`. Their half floats are moderate scales, or any of `halves`."""
+    elements, size, places = _BLOCKS[format]
     blocks = torch.randint(256, (rows * width // elements, size), generator=rng, dtype=torch.uint8).numpy()
-    for place in halves:
+    for place in places:
         scales = (torch.rand(len(blocks), generator=rng) + 0.5) * 2.0 ** (-13 if elements == 256 else -8)
+        if halves:
+            scales = torch.tensor(halves)[torch.randint(len(halves), (len(blocks),), generator=rng)]
         blocks[:, place : place + 2] = scales.to(torch.float16).numpy().view(np.uint8).reshape(-1, 2)
     return blocks.reshape(rows, width // elements * size)
 
@@ -58,6 +60,13 @@ def packed_part(rng: Generator, format: str, outputs: int, width: int) -> Packed
     else:
         packer().pack_floats(part, _normal(rng, torch.float32, outputs, width, scale=width**-0.5))
     return part
+
+
+def packed_floats(format: str, weight: Tensor) -> PackedMatrix:
+    """A dense weight `[N, K]` as a matrix of one f32, bf16 or i8 part."""
+    part = packer().allocate_part(format, *weight.shape)
+    packer().pack_floats(part, weight)
+    return PackedMatrix((part,))
 
 
 def packed_linear_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
@@ -79,28 +88,30 @@ def packed_linear_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
 
 
 def linear_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
-    """T from none to past every row tile, N and K off every vector width and past the reduction block."""
+    """T from none to past every row tile, N and K off every vector width and past the chunks that kernels walk in."""
     sizes = [(0, 5, 8), (1, 1, 1), (1, 67, 576), (2, 33, 127), (3, 48, 64), (4, 130, 1), (5, 31, 1029), (13, 95, 2051), (70, 70, 96)]
     cases: list[Case] = []
     for i, (rows, outputs, width) in enumerate(sizes):
-        weight_dtype = torch.float32 if dtype == torch.float32 and i % 3 else torch.bfloat16
-        bias = _normal(rng, weight_dtype, outputs) if i % 2 else None
-        cases.append((_normal(rng, dtype, rows, width), _normal(rng, weight_dtype, outputs, width, scale=width**-0.5), bias))
-    cases.append((_normal(rng, dtype, 3, 40, scale=1e15), _normal(rng, dtype, 9, 40, scale=1e15), _normal(rng, dtype, 9)))
+        bias = _normal(rng, torch.float32 if i % 3 else torch.bfloat16, outputs) if i % 2 else None
+        format = "f32" if dtype == torch.float32 and i % 3 else "bf16"
+        weight = packed_floats(format, _normal(rng, dtype, outputs, width, scale=width**-0.5))
+        cases.append((_normal(rng, dtype, rows, width), weight, bias))
+    large = packed_floats("f32" if dtype == torch.float32 else "bf16", _normal(rng, dtype, 9, 40, scale=1e15))
+    cases.append((_normal(rng, dtype, 3, 40, scale=1e15), large, _normal(rng, dtype, 9)))
     return [*cases, *packed_linear_inputs(rng, dtype)]
 
 
 def embedding_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     cases: list[Case] = []
-    for rows, vocab, hidden, scale in [(0, 4, 8, 1.0), (1, 1, 1, 1.0), (17, 50, 33, 1.0), (9, 31, 64, 3072**0.5), (300, 31, 48, 0.3)]:
-        ids = torch.randint(vocab, (rows,), generator=rng)
-        cases.append((ids, _normal(rng, dtype, vocab, hidden), scale))
     for i, format in enumerate(FORMATS):
         ids, scale = torch.randint(37, (i,), generator=rng), 48**0.5 if i % 2 else 1.0
         cases.append((ids, PackedMatrix(tuple(packed_part(rng, format, outputs, 256) for outputs in (33, 4))), scale, dtype))
         if format in _BLOCKS:
             blocks = random_blocks(rng, format, 37, 512)
             cases.append((ids, BlockRows(format.upper(), blocks.reshape(-1), (37, 512)), scale, dtype))
+    for rows, vocab, hidden, scale in [(1, 1, 1, 1.0), (17, 50, 33, 1.0), (9, 31, 64, 3072**0.5), (300, 31, 48, 0.3)]:
+        ids = torch.randint(vocab, (rows,), generator=rng)
+        cases.append((ids, packed_floats("bf16" if rows % 2 else "f32", _normal(rng, dtype, vocab, hidden)), scale, dtype))
     for name, source in (("F32", torch.float32), ("F16", torch.float16), ("BF16", torch.bfloat16)):
         table = _normal(rng, source, 11, 33).view(torch.uint8).numpy().reshape(-1)
         cases.append((torch.randint(11, (5,), generator=rng), BlockRows(name, table, (11, 33)), 2.5, dtype))

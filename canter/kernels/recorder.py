@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from canter.kernels.packed import PackedMatrix
+
 
 class RecordError(Exception):
     """Something that a recording can't hold. The message says what, for the log."""
@@ -163,12 +165,13 @@ def _dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """One recorded call. `reads` and `writes` are the symbols that it uses; `emit` adds it to a provider's program, given
-    the place of each buffer."""
+    the place of each buffer. `weights`: the matrix that it multiplies by, for those who measure."""
 
     op: str
     reads: tuple[Symbol, ...]
     writes: tuple[Symbol, ...]
     emit: Callable[[Any, Callable[[Symbol], Any]], None]
+    weights: PackedMatrix | None = None
 
 
 class Recorder:
@@ -213,8 +216,10 @@ class Recorder:
         self.kept.append(array)
         return int(array.ctypes.data)
 
-    def add(self, op: str, reads: Sequence[Symbol], writes: Sequence[Symbol], emit: Callable[..., None]) -> None:
-        self.instructions.append(Instruction(op, tuple(reads), tuple(writes), emit))
+    def add(
+        self, op: str, reads: Sequence[Symbol], writes: Sequence[Symbol], emit: Callable[..., None], weights: PackedMatrix | None = None
+    ) -> None:
+        self.instructions.append(Instruction(op, tuple(reads), tuple(writes), emit, weights))
 
 
 ALIGNMENT = 64

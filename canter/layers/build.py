@@ -19,7 +19,23 @@ from canter.kernels.native import packing
 from canter.kernels.packed import BlockRows, PackedMatrix
 from canter.layers.rope import RopeArgs, rope_table
 
-Use = Literal["product", "lookup"]
+_moves = [0]
+"""One number: how often weights or caches have moved."""
+
+
+def weights_moved() -> None:
+    """Say that weights or caches have moved. Whoever puts them elsewhere in memory, or others in their place, calls it between
+    two steps: programs that were bound to the old places are recorded again. Setting `Matrix.value` does so by itself."""
+    _moves[0] += 1
+
+
+def num_moves() -> int:
+    """How often weights or caches have moved in this process: what is bound to them holds while it stays the same."""
+    return _moves[0]
+
+
+Use = Literal["product", "lookup", "output"]
+"""What layers do with a matrix. output: a product, but only for tokens that are to be followed by another."""
 Value = Tensor | PackedMatrix | BlockRows
 
 
@@ -65,14 +81,24 @@ class Matrix:
     file where it is only looked up. `uses`: what layers do with it. `parts`: as those of `Parameter`.
     """
 
-    __slots__ = ("parts", "shape", "uses", "value")
+    __slots__ = ("_value", "parts", "shape", "uses")
 
-    value: Value
+    _value: Value
 
     def __init__(self, shape: tuple[int, int], parts: Mapping[str, tuple[int, int]], use: Use) -> None:
         self.shape = shape
         self.parts = parts
         self.uses: set[Use] = {use}
+
+    @property
+    def value(self) -> Value:
+        """The weights, once they are loaded."""
+        return self._value
+
+    @value.setter
+    def value(self, value: Value) -> None:
+        self._value = value
+        weights_moved()
 
     @property
     def nbytes(self) -> int:

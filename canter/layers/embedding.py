@@ -38,8 +38,8 @@ class OutputHead:
     __slots__ = ("_linear", "_softcap", "_softcap_op", "matrix")
 
     def __init__(self, build: Build, vocab_size: int, hidden_size: int, tied: Embedding | None, softcap: float = 0.0) -> None:
-        self.matrix: Matrix = build.matrix("weight", (vocab_size, hidden_size)) if tied is None else tied.matrix
-        self.matrix.uses.add("product")
+        self.matrix: Matrix = build.matrix("weight", (vocab_size, hidden_size), use="output") if tied is None else tied.matrix
+        self.matrix.uses.add("output")
         self._linear: Callable[..., Tensor] = build.op("linear", weight_dtype=build.dtype)
         self._softcap = softcap
         self._softcap_op: Callable[..., Tensor] = build.op("softcap")

@@ -71,9 +71,20 @@ def load_model(
     return LoadedModel(model, args, config.architecture, dtype, cache_dtype, plan.num_bytes)
 
 
-def decode_step_bytes(config: ModelConfig, source: TensorSource, dtype: str, quantization: str = "auto") -> int:
-    """Bytes of weights that a step reads on the CPU, when the model is loaded in `dtype` with this `quantization`."""
-    return _plan(config, source, dtype, "cpu", dtype, 1, quantization)[2].step_bytes
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What a step takes of a model's weights: bytes to read, and format -> weights that each token is multiplied by, in the layers
+    and in the output matrix."""
+
+    num_bytes: int
+    layers: dict[str, int]
+    output: dict[str, int]
+
+
+def step_cost(config: ModelConfig, source: TensorSource, dtype: str, quantization: str = "auto") -> StepCost:
+    """Of a model on the CPU, loaded in `dtype` with this `quantization`. No weights are read."""
+    plan = _plan(config, source, dtype, "cpu", dtype, 1, quantization)[2]
+    return StepCost(plan.step_bytes, plan.num_weights("product"), plan.num_weights("output"))
 
 
 def describe_weights(plan: LoadPlan) -> str:

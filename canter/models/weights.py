@@ -18,7 +18,7 @@ from canter.checkpoint.tensors import StoredTensor, TensorSource
 from canter.core.errors import CheckpointError
 from canter.kernels.native.packed import packed_bytes
 from canter.kernels.packed import BlockRows, PackedMatrix, PackedPart, allocate_packed
-from canter.layers.build import Build, Matrix, Parameter
+from canter.layers.build import Build, Matrix, Parameter, Use
 from canter.layers.quant import MatrixWeights, PackOptions, Scheme, StoredWeights
 
 Progress = Callable[[int, int], None]
@@ -28,6 +28,7 @@ _WHOLE = "weight"
 """The role of a tensor that is a weight by itself."""
 _ALIGNMENT = 64
 _MAX_NAMED = 3
+_LOOKUP: set[Use] = {"lookup"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ class _Panels:
     group: int
     start: int
     nbytes: int
+    num_elements: int
 
 
 class LoadPlan:
@@ -172,7 +174,7 @@ class LoadPlan:
         fmt, group = item.weights.packed_format(self._pack_options)
         outputs, width = item.weights.shape
         nbytes = packed_bytes(fmt, outputs, width, group)
-        self._panels[id(matrix), part] = _Panels(fmt, group, self._arena_bytes, nbytes)
+        self._panels[id(matrix), part] = _Panels(fmt, group, self._arena_bytes, nbytes, outputs * width)
         self._arena_bytes += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         self._count(fmt, nbytes)
 
@@ -188,8 +190,19 @@ class LoadPlan:
     def step_bytes(self) -> int:
         """Bytes of weights that a step reads: all but tables of which only rows are looked up."""
         parameters = self._build.parameters.values()
-        unread = [p for p in parameters if isinstance(p, Matrix) and "product" not in p.uses and id(p) not in self._rows]
+        unread = [p for p in parameters if isinstance(p, Matrix) and p.uses == _LOOKUP and id(p) not in self._rows]
         return self.num_bytes - sum(self._bytes_of(matrix) for matrix in unread)
+
+    def num_weights(self, use: Use) -> dict[str, int]:
+        """Format -> weights of the matrices of a use, in the forms in which they are computed."""
+        found: dict[str, int] = {}
+        for matrix in self._build.parameters.values():
+            if not isinstance(matrix, Matrix) or use not in matrix.uses:
+                continue
+            panels = [(panels.fmt, panels.num_elements) for (owner, _), panels in self._panels.items() if owner == id(matrix)]
+            for fmt, count in panels or [(str(self._build.dtype).removeprefix("torch."), math.prod(matrix.shape))]:
+                found[fmt] = found.get(fmt, 0) + count
+        return found
 
     @property
     def file_bytes(self) -> int:
@@ -254,7 +267,7 @@ class LoadPlan:
 def _stays_in_file(matrix: Matrix, items: Mapping[str | None, _Item]) -> bool:
     """Whether rows are used where they lie: a table that is only looked up."""
     weights = items[None].weights if None in items else None
-    return "product" not in matrix.uses and isinstance(weights, StoredWeights) and weights.can_be_looked_up
+    return matrix.uses == _LOOKUP and isinstance(weights, StoredWeights) and weights.can_be_looked_up
 
 
 def _parts(matrix: Matrix, items: Mapping[str | None, _Item]) -> list[str | None]:

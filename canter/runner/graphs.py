@@ -15,6 +15,7 @@ from canter.core.logging import get_logger
 from canter.kernels.native import program, record
 from canter.kernels.native.program import NativeProgram
 from canter.kernels.recorder import RecordError, Rows
+from canter.layers.build import num_moves
 from canter.layers.context import GroupContext, StepContext
 
 logger = get_logger(__name__)
@@ -45,10 +46,6 @@ class Steps(Protocol):
         """Logits [L, V] float32 of the rows `indices` [L] of what `forward` returned."""
         ...
 
-    def check(self) -> None:
-        """Look whether weights or caches have moved since they were bound."""
-        ...
-
 
 class EagerSteps:
     """Every op called from Python, layer by layer."""
@@ -64,15 +61,12 @@ class EagerSteps:
         # The whole hidden state is its own selection when every row has one token.
         return self._model.logits(hidden if len(indices) == hidden.shape[0] else hidden[indices])
 
-    def check(self) -> None:
-        pass
-
 
 class StepProgram:
     """A model's forward and logits as programs. Raises `RecordError` for a model that can't be recorded.
 
-    Bound to weights and caches as they are: `check` records again where one has moved. Their memory is kept until then,
-    so that a program never reads what is no longer there.
+    Bound to weights and caches as they are: a forward that finds that some have moved (`layers.build.weights_moved`) records
+    again first. Their memory is kept until then, so that a program never reads what is no longer there.
     """
 
     eager_reason: str | None = None
@@ -82,13 +76,10 @@ class StepProgram:
         self._num_groups = max(group_of_layer, default=-1) + 1
         self._record()
 
-    def check(self) -> None:
-        """Record again if a weight or a cache lies elsewhere than when it was bound."""
-        if self._addresses() != self._bound:
-            self._record()
-
     def forward(self, token_ids: Tensor, ctx: StepContext) -> Tensor:
         """As the model's. The result is valid until the next forward."""
+        if num_moves() != self._moves:
+            self._record()
         rows, requests = token_ids.shape[0], ctx.num_reqs
         given = [
             _checked(token_ids, torch.int64, rows),
@@ -115,11 +106,8 @@ class StepProgram:
         """Of the forward and of the logits."""
         return self._forward, self._logits
 
-    def _addresses(self) -> list[int]:
-        tensors = (*self._constants, *(tensor for cache in self._caches for tensor in cache.values()))
-        return [tensor.data_ptr() for tensor in tensors]
-
     def _record(self) -> None:
+        moves = num_moves()
         recorder = program.new_recorder()
         token_ids = recorder.given("token_ids", torch.int64)
         ctx = StepContext(
@@ -148,9 +136,9 @@ class StepProgram:
         chosen = record.gather(rows, "num_hidden", head.given("indices", torch.int64))
         self._logits = NativeProgram(head, self._model.logits(chosen))  # type: ignore[arg-type]
         self._hidden_dtype = hidden.dtype
-        self._constants = [*recorder.constants, *head.constants]
-        self._kept = [*(tensor.untyped_storage() for tensor in self._constants), *recorder.kept, *head.kept]
-        self._bound = self._addresses()
+        constants = *recorder.constants, *head.constants
+        self._kept = [*(tensor.untyped_storage() for tensor in constants), *recorder.kept, *head.kept]
+        self._moves = moves
 
 
 def make_steps(model: Model, caches: list[dict[str, Tensor]], group_of_layer: list[int], eager: bool) -> Steps:

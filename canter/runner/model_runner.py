@@ -114,8 +114,6 @@ class ModelRunner:
         self._update_rows(plan)
         if not plan.rows:
             return None
-        if plan.new_rows:  # often enough: weights never change under a request
-            self._steps.check()
         batch = build_input_batch(plan, self._table, self._block_sizes)
         ctx = StepContext(
             positions=batch.positions,

@@ -12,7 +12,6 @@
 
 #include "gemm/embed.h"
 #include "gemm/format.h"
-#include "gemm/linear.h"
 #include "gemm/matmul.h"
 #include "gemm/pack_floats.h"
 #include "gemm/quant/quant.h"
@@ -23,11 +22,6 @@ using namespace nb::literals;
 
 namespace canter {
 namespace {
-
-void bind_linear(Address x, int x_type, Address weight, int weight_type, Address bias, int bias_type, Address out, std::int64_t rows,
-                 std::int64_t outputs, std::int64_t width) {
-    linear({at(x), dtype_of(x_type), at(weight), dtype_of(weight_type), at(bias), dtype_of(bias_type), at(out), rows, outputs, width});
-}
 
 using Part = std::tuple<std::string, Address, std::int64_t, std::int64_t, std::int64_t>;
 
@@ -98,7 +92,6 @@ void bind_embedding_blocks(const std::string& type_name, Address base, std::int6
 }  // namespace
 
 void bind_gemm(nb::module_& m) {
-    m.def("linear", &bind_linear, Released());
     nb::class_<Matrix>(m, "Matrix")
         .def("__init__", [](Matrix* self, const std::vector<Part>& parts) { new (self) Matrix(weights_of(parts)); }, "parts"_a)
         .def_ro("outputs", &Matrix::outputs)

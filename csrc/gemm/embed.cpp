@@ -20,11 +20,7 @@ void check_ids(const EmbedCall& call, std::int64_t vocab) {
 // Rows [begin, end) of out, times a scale that has been rounded to its type.
 void scale_rows(const EmbedCall& call, std::int64_t begin, std::int64_t end, std::int64_t width) {
     if (call.scale == 1.0f) return;
-    const std::int64_t zero = 0;
-    for (std::int64_t r = begin; r < end; ++r) {
-        char* row = static_cast<char*>(call.out) + r * width * dtype_bytes(call.type);
-        kernels().embedding({&zero, row, row, call.type, 1, 1, width, call.scale}, 0, 1);
-    }
+    kernels().scale(static_cast<char*>(call.out) + begin * width * dtype_bytes(call.type), call.type, (end - begin) * width, call.scale);
 }
 
 }  // namespace

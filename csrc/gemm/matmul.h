@@ -1,4 +1,4 @@
-// y[T, N] = x[T, K] * W[N, K]^T + bias[N] over packed weights. Replaces linear.h once every caller packs.
+// y[T, N] = x[T, K] * W[N, K]^T + bias[N] over packed weights.
 #pragma once
 
 #include <cstdint>

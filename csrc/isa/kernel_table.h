@@ -1,12 +1,10 @@
 // What each instruction set provides: functions over a range of rows, on one thread. Which of them run is decided once,
-// at run time; how work is split over threads is the drivers' business (gemm/linear.cpp and its like).
+// at run time; how work is split over threads is the drivers' business (norm/norm.cpp and its like).
 #pragma once
 
 #include <cstdint>
 
 #include "activation/activation.h"
-#include "embedding/embedding.h"
-#include "gemm/linear.h"
 #include "norm/norm.h"
 #include "quant/dequantize.h"
 #include "rope/rotary.h"
@@ -14,13 +12,12 @@
 namespace canter {
 
 struct KernelTable {
-    void (*widen)(const bf16* source, float* out, std::int64_t count);
-    void (*linear)(const LinearArgs&, const LinearTile&, float* scratch);
-    void (*embedding)(const EmbeddingArgs&, std::int64_t begin, std::int64_t end);
     void (*rms_norm)(const NormArgs&, std::int64_t begin, std::int64_t end);
     void (*gated)(const GatedArgs&, std::int64_t begin, std::int64_t end);
     void (*softcap)(const SoftcapArgs&, std::int64_t begin, std::int64_t end);
     void (*rotary)(const RotaryArgs&, std::int64_t begin, std::int64_t end);
+    // x *= factor, in place.
+    void (*scale)(void* x, DType type, std::int64_t count, float factor);
     void (*dequantize)(const DequantizeArgs&, std::int64_t begin, std::int64_t end);
 };
 

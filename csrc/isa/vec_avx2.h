@@ -69,11 +69,6 @@ struct Vec {
         m = _mm_max_ps(m, _mm_movehl_ps(m, m));
         return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
     }
-    // Sums of four registers, each in the order of sum().
-    static void sum4(const reg* v, float* out) {
-        const reg fours = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
-        _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1)));
-    }
 };
 
 }  // namespace canter::avx2

@@ -56,11 +56,6 @@ struct Vec {
         return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1)));
     }
     static float highest(reg v) { return _mm512_reduce_max_ps(v); }
-    // Sums of four registers, each in the order of sum().
-    static void sum4(const reg* v, float* out) {
-        const __m256 fours = _mm256_hadd_ps(_mm256_hadd_ps(fold(v[0]), fold(v[1])), _mm256_hadd_ps(fold(v[2]), fold(v[3])));
-        _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1)));
-    }
 };
 
 }  // namespace canter::avx512

@@ -61,8 +61,6 @@ struct Vec {
         const float a = v[0] > v[1] ? v[0] : v[1], b = v[2] > v[3] ? v[2] : v[3];
         return a > b ? a : b;
     }
-    // Sums of four registers, each in the order of sum().
-    static void sum4(const reg* v, float* out) { vst1q_f32(out, vpaddq_f32(vpaddq_f32(v[0], v[1]), vpaddq_f32(v[2], v[3]))); }
 };
 
 }  // namespace canter::neon

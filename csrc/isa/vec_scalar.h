@@ -70,10 +70,6 @@ struct Vec {
         const float a = v[0] > v[1] ? v[0] : v[1], b = v[2] > v[3] ? v[2] : v[3];
         return a > b ? a : b;
     }
-    // Sums of four registers, each in the order of sum().
-    static void sum4(const reg* v, float* out) {
-        for (int i = 0; i < 4; ++i) out[i] = sum(v[i]);
-    }
 };
 
 }  // namespace canter::scalar

@@ -1,10 +1,12 @@
-// Instructions for matrix products, embedding, normalisation and activations.
+// Instructions for normalisation, activations, conversion and the choice of rows.
 
 #include <cstring>
 #include <stdexcept>
 #include <string>
 
-#include "isa/dispatch.h"
+#include "activation/activation.h"
+#include "gemm/float_table.h"
+#include "norm/norm.h"
 #include "parallel/rows.h"
 #include "program/instructions.h"
 
@@ -12,29 +14,6 @@ namespace nb = nanobind;
 
 namespace canter {
 namespace {
-
-void add_linear(Program& program, Operand x, int x_type, Address weight, int weight_type, Address bias, int bias_type, Operand out,
-                std::int64_t outputs, std::int64_t width) {
-    const LinearCall call{nullptr, dtype_of(x_type), at(weight), dtype_of(weight_type), at(bias), dtype_of(bias_type), nullptr, 0, outputs, width};
-    program.add("linear", [=](const Frame& frame) {
-        LinearCall now = call;
-        now.x = x.at(frame);
-        now.out = out.at(frame);
-        now.rows = frame.rows;
-        linear(now);
-    });
-}
-
-void add_embedding(Program& program, Operand ids, Address weight, Operand out, int type, std::int64_t vocab, std::int64_t width, float scale) {
-    const EmbeddingArgs args{nullptr, at(weight), nullptr, dtype_of(type), 0, vocab, width, scale};
-    program.add("embedding", [=](const Frame& frame) {
-        EmbeddingArgs now = args;
-        now.ids = ids.at<std::int64_t>(frame);
-        now.out = out.at(frame);
-        now.rows = frame.rows;
-        embedding(now);
-    });
-}
 
 void add_rms_norm(Program& program, Operand x, std::int64_t x_stride, Address weight, Operand out, int type, int weight_type, std::int64_t heads,
                   std::int64_t width, float eps, bool plus_one, bool cast_first) {
@@ -82,12 +61,8 @@ void add_softcap(Program& program, Operand x, Operand out, int type, std::int64_
 // bfloat16 to float32.
 void add_widen(Program& program, Operand x, Operand out, std::int64_t width) {
     program.add("widen", [=](const Frame& frame) {
-        const KernelTable& k = kernels();
-        const bf16* source = x.at<bf16>(frame);
-        float* target = out.at<float>(frame);
-        for_rows(frame.rows, width, [&](std::int64_t begin, std::int64_t end) {
-            k.widen(source + begin * width, target + begin * width, (end - begin) * width);
-        });
+        const PackRowsCall call{x.at(frame), DType::bfloat16, width, width, out.at(frame), DType::float32, width, width, 0};
+        for_rows(frame.rows, width, [&](std::int64_t begin, std::int64_t end) { float_kernels().pack_rows(call, begin, end); });
     });
 }
 
@@ -109,9 +84,7 @@ void add_gather(Program& program, Operand source, std::int64_t count, Operand in
 }  // namespace
 
 void bind_dense_instructions(nb::class_<Program>& program) {
-    program.def("linear", &add_linear)
-        .def("embedding", &add_embedding)
-        .def("rms_norm", &add_rms_norm)
+    program.def("rms_norm", &add_rms_norm)
         .def("add_rms_norm", &add_add_rms_norm)
         .def("gated", &add_gated)
         .def("softcap", &add_softcap)

@@ -59,6 +59,28 @@ def test_bytes_of_a_decode_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert limits.decode_step_bytes(str(path), "float32") == 4 * (small + matrices + 131 * 64)
 
 
+def test_operations_follow_the_forms_of_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However a checkpoint names and stores its matrices; the peak is that of the factors that are multiplied."""
+    monkeypatch.setenv("CANTER_KERNELS", "native")
+    dense = quantized.save(tmp_path / "dense", quantized.weights(), quantized.CONFIG)
+    expected = limits.model_cost(str(dense), "float32")
+    matrices = sum(tensor.numel() for name, tensor in quantized.weights().items() if tensor.dim() == 2) - 2 * 131 * 64
+    assert (expected.token_operations, expected.output_operations) == (2 * matrices, 2 * 131 * 64)
+    assert expected.kinds == {"float32": 2 * matrices}
+    machine = limits.Machine(1.0, {"float32": 10.0, "int8": 40.0})
+    assert expected.peak_of(machine) == pytest.approx(10)
+    for scheme in quantized.SCHEMES:
+        stored, _ = quantized.save_pair(scheme, tmp_path / scheme.name)
+        cost = limits.model_cost(str(stored), "float32")
+        assert (cost.token_operations, cost.output_operations) == (expected.token_operations, expected.output_operations)
+        assert cost.peak_of(machine) == pytest.approx(10 if scheme.name == "gptq-act-order" else 40)
+        assert cost.step_bytes < expected.step_bytes or scheme.name == "gptq-act-order"
+    mixed = limits.ModelCost(1, 30, 0, kinds={"float32": 10, "int8": 20})
+    assert mixed.peak_of(machine) == pytest.approx(30 / (10 / 10 + 20 / 40))
+    served = limits.model_cost(str(dense), "bfloat16", quantization="int8")
+    assert served.kinds == {"int8": 2 * matrices} and served.output_operations == expected.output_operations
+
+
 def test_report_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = Report("latency", {"batch_size": 2})
     report.add("decode, each request", 40.0, "tokens/s", "decode", LIMIT.fraction(40))

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from canter.kernels import native
 from canter.kernels.attention_plan import plan_attention
-from canter.kernels.inputs import CACHE_DTYPES, attention_case, empty_cache
+from canter.kernels.inputs import CACHE_DTYPES, attention_case, empty_cache, packed_floats
 from canter.kernels.native import attention, dense
 
 DTYPES = (torch.float32, torch.bfloat16)
+FORMATS = dict(zip(DTYPES, ("f32", "bf16"), strict=True))
 WIDTHS = (1, 7, 64, 577, 1550)
 
 pytestmark = pytest.mark.usefixtures("isa")
@@ -33,15 +34,16 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 def test_linear_rows_do_not_depend_on_their_number(width: int, dtype: torch.dtype) -> None:
     generator = rng(width)
     x = torch.randn(70, width, generator=generator).to(dtype)
-    weight, bias = torch.randn(53, width, generator=generator).to(dtype), torch.randn(53, generator=generator).to(dtype)
+    weight = packed_floats(FORMATS[dtype], torch.randn(53, width, generator=generator))
+    bias = torch.randn(53, generator=generator).to(dtype)
     alone = torch.cat([dense.linear(x[i : i + 1], weight, bias) for i in range(70)])
     for rows in range(71):
         assert same_bits(dense.linear(x[:rows], weight, bias), alone[:rows]), rows
 
 
-@pytest.mark.parametrize("weight_dtype", DTYPES, ids=str)
-def test_linear_rows_do_not_depend_on_their_place(weight_dtype: torch.dtype) -> None:
-    x, weight = torch.randn(150, 900, generator=rng()), torch.randn(100, 900, generator=rng(1)).to(weight_dtype)
+@pytest.mark.parametrize("format", FORMATS.values())
+def test_linear_rows_do_not_depend_on_their_place(format: str) -> None:
+    x, weight = torch.randn(150, 900, generator=rng()), packed_floats(format, torch.randn(100, 900, generator=rng(1)))
     whole = dense.linear(x, weight, None)
     order = torch.randperm(150, generator=rng(2))
     assert same_bits(dense.linear(x[order], weight, None), whole[order])
@@ -52,14 +54,14 @@ def test_linear_rows_do_not_depend_on_their_place(weight_dtype: torch.dtype) -> 
 def test_linear_columns_do_not_depend_on_each_other(rows: int) -> None:
     """A fused matrix gives the bits of its parts."""
     x, weight = torch.randn(rows, 333, generator=rng()), torch.randn(221, 333, generator=rng(1))
-    parts = torch.cat([dense.linear(x, part.contiguous(), None) for part in weight.split((3, 100, 7, 111))], 1)
-    assert same_bits(dense.linear(x, weight, None), parts)
+    parts = torch.cat([dense.linear(x, packed_floats("f32", part), None) for part in weight.split((3, 100, 7, 111))], 1)
+    assert same_bits(dense.linear(x, packed_floats("f32", weight), None), parts)
 
 
 @pytest.mark.parametrize("threads", (2, 3, 8))
 @pytest.mark.usefixtures("restored_threads")
 def test_results_do_not_depend_on_threads(threads: int) -> None:
-    x, weight = torch.randn(37, 640, generator=rng()), torch.randn(411, 640, generator=rng(1))
+    x, weight = torch.randn(37, 640, generator=rng()), packed_floats("f32", torch.randn(411, 640, generator=rng(1)))
     case = attention_case(rng(2), torch.float32, requests=((1, 700), (40, 90), (1, 5)))
     gate_up = torch.randn(200, 1024, generator=rng(3))
 

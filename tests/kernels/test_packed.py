@@ -10,7 +10,7 @@ from torch import Tensor
 from canter import _native
 from canter.checkpoint import gguf_quants
 from canter.kernels import native
-from canter.kernels.inputs import FORMATS, packed_part, random_blocks
+from canter.kernels.inputs import FORMATS, packed_floats, packed_part, random_blocks
 from canter.kernels.native import dense, packed
 from canter.kernels.packed import BlockRows, PackedMatrix, PackedPart, allocate_packed
 from canter.kernels.reference.linear import round_runs
@@ -42,14 +42,14 @@ def some_matrix(format: str, outputs: int = 83, width: int = 0) -> PackedMatrix:
 def test_floats_come_back(outputs: int, width: int, source: torch.dtype) -> None:
     weight = torch.randn(outputs, width, generator=rng()).to(source)
     weight[0, 0], weight[-1, -1] = torch.finfo(source).tiny / 4, torch.finfo(source).max
-    assert torch.equal(packed.packed_floats("f32", weight).unpack(), weight.float())
-    assert torch.equal(packed.packed_floats("bf16", weight).unpack(), weight.bfloat16().float())
+    assert torch.equal(packed_floats("f32", weight).unpack(), weight.float())
+    assert torch.equal(packed_floats("bf16", weight).unpack(), weight.bfloat16().float())
 
 
 def test_every_half_comes_back() -> None:
     halves = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16).view(256, 256)
     for format, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
-        torch.testing.assert_close(packed.packed_floats(format, halves).unpack(), halves.to(dtype).float(), rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(packed_floats(format, halves).unpack(), halves.to(dtype).float(), rtol=0, atol=0, equal_nan=True)
 
 
 def test_int8_rounds_to_nearest() -> None:
@@ -57,7 +57,7 @@ def test_int8_rounds_to_nearest() -> None:
     weight[3] = 0
     weight[5] *= 1e-38
     weight[7, 2] = float("inf")
-    unpacked = packed.packed_floats("i8", weight).unpack()
+    unpacked = packed_floats("i8", weight).unpack()
     assert bool(unpacked[7].isnan().all())
     assert not unpacked[[3, 5]].any()
     rest = torch.tensor([n for n in range(37) if n not in (3, 5, 7)])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from canter.kernels import bind
-from canter.kernels.native import packed
+from canter.kernels.inputs import FORMATS, packed_floats, packed_part
 from canter.kernels.native.program import NativeProgram, new_recorder
 from canter.kernels.packed import BlockRows, PackedMatrix
 from canter.kernels.recorder import ALIGNMENT, Buffer, RecordError, Symbol, plan_arena
@@ -39,9 +39,10 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", (1, 3, 40))
 def test_packed_products(rows: int, dtype: torch.dtype) -> None:
-    parts = [packed.packed_floats(name, normal(n, 50, seed=n)).parts[0] for name, n in (("bf16", 40), ("f32", 7))]
-    weight, bias = PackedMatrix(tuple(parts)), normal(47, seed=3)
-    x, linear = normal(rows, 50, dtype=dtype), bind("linear", "cpu", dtype)
+    parts = [packed_part(torch.Generator().manual_seed(n), name, n, 256) for n, name in enumerate(FORMATS, 7)]
+    weight = PackedMatrix(tuple(parts))
+    bias = normal(weight.shape[0], seed=3)
+    x, linear = normal(rows, 256, dtype=dtype), bind("linear", "cpu", dtype)
     for given_bias in (bias, None):
         assert same_bits(replay(linear, x, weight, given_bias), linear(x, weight, given_bias))
 
@@ -53,7 +54,7 @@ def test_packed_tables(dtype: torch.dtype, scale: float) -> None:
     blocks = np.random.default_rng(0).integers(0, 256, (60, 34), np.uint8)  # Q8_0: a float16 scale and 32 codes
     blocks[:, :2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
     ids, embedding = torch.tensor([3, 29, 0, 3]), bind("embedding", "cpu", dtype)
-    for weight in (packed.packed_floats("f32", table), BlockRows("Q8_0", blocks.reshape(-1), (30, 64))):
+    for weight in (packed_floats("f32", table), BlockRows("Q8_0", blocks.reshape(-1), (30, 64))):
         expected = embedding(ids, weight, scale, dtype)
         assert same_bits(replay(embedding, ids, weight, scale, dtype), expected)
         with pytest.raises(IndexError, match="token ids"):
@@ -63,7 +64,7 @@ def test_packed_tables(dtype: torch.dtype, scale: float) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_norms_of_heads_in_a_fused_projection(dtype: torch.dtype) -> None:
     x, weight, norm = normal(9, 5, 24, dtype=dtype), normal(24), bind("rms_norm", "cpu", dtype)
-    linear, matrix = bind("linear", "cpu", dtype), normal(120, 120, dtype=dtype, seed=4)
+    linear, matrix = bind("linear", "cpu", dtype), packed_floats("f32", normal(120, 120, seed=4))
 
     def heads(s: Symbol) -> Symbol:
         _, k, _ = linear(s.view(-1, 120), matrix, None).view(-1, 5, 24).split_with_sizes((1, 3, 1), 1)

@@ -1,8 +1,9 @@
-// Packed weights: packing, unpacking, and products, for every format.
+// Packed weights: packing, unpacking, products and look-ups, for every format.
 
 #include <cstdlib>
 
 #include "blocks.h"
+#include "gemm/embed.h"
 #include "gemm/format.h"
 #include "gemm/matmul.h"
 #include "gemm/pack_floats.h"
@@ -290,6 +291,44 @@ TEST_ONCE(quantised_bits_of_all_levels) {
             }
         }
     }
+}
+
+// Rows of a packed table and of one in its file, in either type, times a scale; ids outside the table are refused.
+TEST(embedding) {
+    Random random(26);
+    for_types([&](auto out_type, auto source_type) {
+        using T = decltype(out_type);
+        using S = decltype(source_type);
+        const char* name = std::is_same_v<S, bf16> ? "BF16" : "F32";
+        for (const std::int64_t width : kWidths) {
+            constexpr std::int64_t vocab = 21;
+            const Packed packed = pack_float_rows<S>(random, std::is_same_v<S, bf16> ? Format::bf16 : Format::f32, vocab, width, false);
+            Buffer<S> rows(vocab * width);
+            for (std::int64_t i = 0; i < rows.size(); ++i) rows[i] = from_float<S>(static_cast<float>(packed.values[static_cast<std::size_t>(i)]));
+            const auto* bytes = reinterpret_cast<const std::uint8_t*>(rows.data());
+            const BlockTable table = block_table(name, bytes, width * static_cast<std::int64_t>(sizeof(S)), vocab, width);
+            const Matrix matrix({packed.weights});
+            Buffer<std::int64_t> ids(5);
+            for (std::int64_t i = 0; i < ids.size(); ++i) ids[i] = i == 0 ? vocab - 1 : random.below(vocab);
+            for (const float scale : {1.0f, 8.0f, to_float(to_bf16(0.71f))}) {
+                Buffer<T> expected(5 * width), from_matrix(5 * width), from_table(5 * width);
+                for (std::int64_t i = 0; i < expected.size(); ++i) {
+                    const float value = to_float(from_float<T>(to_float(rows[ids[i / width] * width + i % width])));
+                    expected[i] = from_float<T>(value * scale);
+                }
+                embedding_packed(matrix, {ids.data(), from_matrix.data(), dtype_of<T>, 5, scale});
+                embedding_blocks(table, {ids.data(), from_table.data(), dtype_of<T>, 5, scale});
+                check_same_bits("embedding, packed", from_matrix.data(), expected.data(), expected.size());
+                check_same_bits("embedding, from a file", from_table.data(), expected.data(), expected.size());
+            }
+            Buffer<T> out(width);
+            for (const std::int64_t bad : {std::int64_t{-1}, vocab}) {
+                ids[0] = bad;
+                check_throws<std::out_of_range>("embedding", [&] { embedding_packed(matrix, {ids.data(), out.data(), dtype_of<T>, 1, 1.0f}); });
+                check_throws<std::out_of_range>("embedding", [&] { embedding_blocks(table, {ids.data(), out.data(), dtype_of<T>, 1, 1.0f}); });
+            }
+        }
+    });
 }
 
 }  // namespace

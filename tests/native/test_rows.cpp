@@ -1,8 +1,7 @@
-// Ops on rows of elements: norms, activations, soft cap, rotary embedding, embedding.
+// Ops on rows of elements: norms, activations, soft cap, rotary embedding.
 
 #include "activation/activation.h"
 #include "check.h"
-#include "embedding/embedding.h"
 #include "norm/norm.h"
 #include "rope/rotary.h"
 
@@ -187,37 +186,6 @@ TEST(rotary) {
     }();
     Buffer<float> q(8), k(8), table(44);
     check_throws<std::out_of_range>("rotary", [&] { rotary({q.data(), k.data(), DType::float32, 4, 4, bad.data(), table.data(), 2, 1, 1, 4, 4, 11}); });
-}
-
-template <class T>
-void check_embedding(Random& random, std::int64_t rows, std::int64_t width, float scale) {
-    constexpr std::int64_t vocab = 9;
-    const Buffer<T> weight = random_buffer<T>(random, vocab * width);
-    Buffer<std::int64_t> ids(rows);
-    for (std::int64_t r = 0; r < rows; ++r) ids[r] = r == 0 ? vocab - 1 : random.below(vocab);
-    Buffer<T> out(rows * width);
-    embedding({ids.data(), weight.data(), out.data(), dtype_of<T>, rows, vocab, width, scale});
-    for (std::int64_t i = 0; i < out.size(); ++i) {
-        const T expected = from_float<T>(to_float(weight[ids[i / width] * width + i % width]) * scale);
-        check_same_bits("embedding", &out[i], &expected, 1);
-    }
-}
-
-TEST(embedding) {
-    Random random(6);
-    for (const std::int64_t width : kWidths) {
-        for (const float scale : {1.0f, 8.0f, 0.71f}) {
-            check_embedding<float>(random, 4, width, scale);
-            check_embedding<bf16>(random, 4, width, scale);
-        }
-    }
-    for_threads([&] { check_embedding<bf16>(random, 500, 65, 3.0f); });
-    Buffer<std::int64_t> ids(1);
-    Buffer<float> weight(4), out(4);
-    for (const std::int64_t bad : {-1, 1}) {
-        ids[0] = bad;
-        check_throws<std::out_of_range>("embedding", [&] { embedding({ids.data(), weight.data(), out.data(), DType::float32, 1, 1, 4, 1.0f}); });
-    }
 }
 
 }  // namespace

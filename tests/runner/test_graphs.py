@@ -12,12 +12,16 @@ from torch import Tensor
 from canter.core.config import EngineArgs
 from canter.engine.build import build_engine
 from canter.kernels import native
+from canter.kernels.inputs import packed_floats
+from canter.kernels.native.program import NativeProgram
 from canter.kernels.recorder import RecordError
+from canter.layers.build import weights_moved
 from canter.layers.context import GroupContext, StepContext
 from canter.models.loader import LoadedModel
 from canter.runner.graphs import EagerSteps, StepProgram, make_steps
 from tests.engines import tiny_checkpoint
 from tests.models.families import FAMILIES, NUM_TOKENS, Family, save_oracle, token_ids
+from tests.models.ggufs import write_model
 from tests.models.harness import Harness
 from tests.models.loading import load
 
@@ -78,6 +82,20 @@ def test_a_program_keeps_half_types_beside_float32(tmp_path: Path, cache_dtype: 
     assert_same_bits(mixed_steps(Harness(loaded, 16, recorded=True)), eager)
 
 
+BLOCK_TYPES = [("Q4_0", "Q8_0"), ("Q4_1", "Q5_1"), ("Q5_0", "F16"), ("Q4_K", "Q6_K"), ("Q5_K", "Q8_0"), ("Q6_K", "Q4_0"), ("BF16", "Q2_K")]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("type_name", "mixed"), BLOCK_TYPES)
+def test_a_program_of_gguf_blocks_gives_the_bits_of_eager_steps(type_name: str, mixed: str, dtype: str, tmp_path: Path) -> None:
+    """Values and down projections are of another type than the rest; the output matrix is the embedding's or its own."""
+    for tied in (True, False):
+        loaded = load(write_model(tmp_path / f"{tied}.gguf", type_name, tied, mixed), dtype)
+        eager = mixed_steps(Harness(loaded, 16))
+        assert all(bool(t.isfinite().all()) for t in eager[:3])
+        assert_same_bits(mixed_steps(Harness(loaded, 16, recorded=True)), eager)
+
+
 @pytest.mark.parametrize("isa", native.isas())
 def test_a_program_follows_the_instruction_set_and_the_threads(llama: LoadedModel, isa: str) -> None:
     before, threads = native.isa(), native.num_threads()
@@ -103,21 +121,27 @@ def test_recording_touches_no_cache(llama: LoadedModel) -> None:
 
 def test_moved_weights_and_caches_are_bound_again(llama: LoadedModel) -> None:
     harness, eager = Harness(llama, 4, recorded=True), Harness(llama, 4)
-    for other in (harness, eager):
-        other.step([(other.request([5, 6, 7]), 3)])
-    bound = harness.steps.programs  # type: ignore[attr-defined]
-    harness.steps.check()
-    assert harness.steps.programs is not bound and harness.steps.programs == bound  # type: ignore[attr-defined]
-    weight = llama.model.parameters["layers.1.mlp_norm.weight"].tensor
-    kept = weight.clone()
+    norm, down = (llama.model.parameters[f"layers.1.{name}.weight"] for name in ("mlp_norm", "mlp.down"))
+    kept, kept_down = norm.tensor.clone(), down.value
+
+    def same_steps() -> tuple[NativeProgram, NativeProgram]:
+        assert_same_bits(mixed_steps(harness)[:3], mixed_steps(eager)[:3])
+        return harness.steps.programs  # type: ignore[attr-defined,no-any-return]
+
+    bound = same_steps()
+    assert same_steps() == bound
     with torch.inference_mode(False):
-        weight.data = kept * 2
+        norm.tensor.data = kept * 2
     for cache in harness.caches:
         cache["k"] = cache["k"].clone()
-    harness.steps.check()
-    assert harness.steps.programs != bound  # type: ignore[attr-defined]
-    assert_same_bits(mixed_steps(harness)[:3], mixed_steps(eager)[:3])
-    weight.data = kept
+    weights_moved()
+    moved = same_steps()
+    assert set(moved).isdisjoint(bound)
+    down.value = packed_floats("f32", kept_down.unpack() * 0.5)  # another matrix in its place
+    assert set(same_steps()).isdisjoint(moved)
+    norm.tensor.data, down.value = kept, kept_down
+    weights_moved()
+    assert same_steps() != bound
 
 
 def test_the_arena_grows_to_the_largest_step(llama: LoadedModel) -> None:

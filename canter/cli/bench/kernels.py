@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from canter.checkpoint.model_config import read_model_config
 from canter.checkpoint.resolve import resolve
 from canter.cli.args import Parser, add_number
-from canter.cli.bench.limits import Machine, measure_machine
+from canter.cli.bench.limits import Machine, kind_of, measure_machine
 from canter.cli.bench.report import Report, add_report_flags, number
 from canter.cli.table import table
 from canter.core.config import DEFAULT_MODEL
@@ -42,16 +41,14 @@ MOST_COPIES = 256
 MOST_HEAD_ROWS = 64
 """The output matrix works on one row a request, never on a whole prompt."""
 
-STEP_OPS = frozenset(("gather_step", "advance_step", "greedy_tokens", "draw_tokens", "keep_tokens", "penalize", "token_logprobs"))
-"""Ops of a step around the model, which `benchmarks/step_overhead.py` times together with everything else there."""
+STEP_OPS = ("gather_step", "greedy_tokens", "draw_tokens", "keep_tokens", "penalize", "token_logprobs")
+"""Ops of a step around the model. `benchmarks/step_overhead.py` times them together with everything else there."""
 
-MODEL_OPS = tuple(name for name in OPS if name not in STEP_OPS)
+TIMED_OPS = tuple(name for name in OPS if name != "advance_step")
+"""That one moves a table on each time, and can't be repeated."""
 
 GROUP = 128
 """Elements that share a scale, in formats that leave it open."""
-
-FACTORS = {"f32": "float32", "bf16": "bfloat16"}
-"""Packed format -> type of the factors; the others multiply int8."""
 
 SECONDS = 0.2
 """Time spent on one measurement, one run at least."""
@@ -96,8 +93,8 @@ def build_parser() -> Parser:
     parser = Parser("canter bench kernels", text, EXAMPLES)
     parser.add_argument("--model", default=DEFAULT_MODEL, help="Whose shapes; weights are not loaded. Default: the bundled model.")
     parser.add_argument("--rows", nargs="+", type=positive, default=[1, 8, 32, 1024], metavar="N", help="Tokens. Default: 1 8 32 1024.")
-    parser.add_argument("--op", nargs="+", choices=MODEL_OPS, help="Only these ops.")
-    parser.add_argument("--weights", nargs="+", choices=["float32", "bfloat16", *FORMATS], help="Only these types and packed formats.")
+    parser.add_argument("--op", nargs="+", choices=TIMED_OPS, help="Only these ops.")
+    parser.add_argument("--weights", nargs="+", choices=FORMATS, help="Only these formats.")
     parser.add_argument("--provider", nargs="+", help="Only these implementations, such as native.")
     parser.add_argument("--isa", nargs="+", choices=[*isas(), "all"], help="Instruction sets. Default: the best.")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="Type of activations. Default: float32.")
@@ -122,8 +119,8 @@ def run(namespace: Namespace) -> int:
     assert isinstance(args, DecoderArgs)
     before, best = measure_machine(num_threads()), isa()
     names = isas() if namespace.isa and "all" in namespace.isa else namespace.isa or [best]
-    wanted = set(namespace.op or MODEL_OPS)
-    weights = namespace.weights or ["float32", "bfloat16", *FORMATS]
+    wanted = set(namespace.op or TIMED_OPS)
+    weights = namespace.weights or FORMATS
     results: list[tuple[Case, Timing]] = []
     dtype = getattr(torch, namespace.dtype)
     try:
@@ -132,7 +129,7 @@ def run(namespace: Namespace) -> int:
             results += [
                 (dataclasses.replace(case, calls=()), timing(case, impl, name, before))
                 for impl in implementations(case.op)
-                if (not namespace.provider or impl.provider in namespace.provider) and impl.rejects("cpu", dtype, **facts(case)) is None
+                if (not namespace.provider or impl.provider in namespace.provider) and impl.rejects("cpu", dtype) is None
                 for name in (names if impl.provider == "native" else ["-"])
             ]
     finally:
@@ -150,11 +147,6 @@ def run(namespace: Namespace) -> int:
     return 0
 
 
-def facts(case: Case) -> dict[str, torch.dtype]:
-    """What an implementation is asked about besides the type of activations."""
-    return {"weight_dtype": getattr(torch, case.weights)} if hasattr(torch, case.weights) else {}
-
-
 def cases(
     args: DecoderArgs, dtype: torch.dtype, rows: Sequence[int], context_len: int, ops: set[str], weights: Sequence[str]
 ) -> Iterator[Callable[[], Case]]:
@@ -169,6 +161,9 @@ def cases(
                             yield lambda c=count, n=name, o=outputs, w=width, k=kind: linear_case(c, n, o, w, k, dtype)  # type: ignore[misc]
         if "embedding" in ops:
             yield lambda c=count: embedding_case(c, args.vocab_size, args.hidden_size, dtype)  # type: ignore[misc]
+        for op in STEP_OPS:
+            if op in ops and count <= MOST_HEAD_ROWS:
+                yield lambda c=count, op=op: step_case(op, c, args.vocab_size, context_len)  # type: ignore[misc]
         for op in elementwise_ops(args, count):
             if op in ops:
                 yield lambda c=count, op=op: elementwise_case(op, c, args, dtype)  # type: ignore[misc]
@@ -202,18 +197,14 @@ def group_of(kind: str) -> int:
 
 def fits(kind: str, outputs: int, width: int) -> bool:
     """Whether a format can hold a matrix of this size in this build."""
-    if kind not in FORMATS:
-        return True
     try:
         return packed_bytes(kind, outputs, width, group_of(kind)) > 0
     except ValueError:
         return False
 
 
-def make_weight(kind: str, outputs: int, width: int) -> Tensor | PackedMatrix:
+def make_weight(kind: str, outputs: int, width: int) -> PackedMatrix:
     """A matrix whose every page is memory of its own. Values matter to speed only in that none is denormal in any format."""
-    if kind not in FORMATS:
-        return torch.full((outputs, width), 0.01, dtype=getattr(torch, kind))
     part = allocate_part(kind, outputs, width, group_of(kind))
     part.data.fill_(0x11)
     return PackedMatrix((part,))
@@ -225,14 +216,46 @@ def linear_case(rows: int, name: str, outputs: int, width: int, kind: str, dtype
     weights = [first, *(make_weight(kind, outputs, width) for _ in range(copies(first.nbytes) - 1))]
     moved = first.nbytes + x.nbytes + rows * outputs * dtype.itemsize
     calls = [(x, weight, None) for weight in weights]
-    factors = FACTORS.get(kind, "int8") if kind in FORMATS else kind
-    return Case("linear", f"{name} {outputs}x{width}", rows, kind, calls, moved, 2 * rows * outputs * width, factors)
+    return Case("linear", f"{name} {outputs}x{width}", rows, kind, calls, moved, 2 * rows * outputs * width, kind_of(kind))
 
 
 def embedding_case(rows: int, vocab: int, hidden: int, dtype: torch.dtype) -> Case:
-    weight = torch.full((vocab, hidden), 0.01, dtype=dtype)
-    calls = [(torch.randint(vocab, (rows,)), weight, 1.0) for _ in range(16)]
-    return Case("embedding", f"{vocab}x{hidden}", rows, type_name(dtype), calls, 2 * rows * hidden * dtype.itemsize)
+    kind = "f32" if dtype == torch.float32 else "bf16"
+    weight = make_weight(kind, vocab, hidden)
+    calls = [(torch.randint(vocab, (rows,)), weight, 1.0, dtype) for _ in range(16)]
+    return Case("embedding", f"{vocab}x{hidden}", rows, kind, calls, 2 * rows * hidden * dtype.itemsize)
+
+
+def step_case(op: str, rows: int, vocab: int, context_len: int) -> Case:
+    """So many requests that each bring a token."""
+    line, none = torch.arange(rows), torch.zeros(rows, 0, dtype=torch.int64)
+    if op == "gather_step":
+        blocks = context_len // 16 + 1
+        host = torch.stack((line, torch.ones_like(line), torch.ones_like(line), torch.zeros_like(line)))  # a token with logits each
+        ids = torch.randint(vocab, (rows, context_len + 1), dtype=torch.int32)
+        lengths, table = torch.full((rows,), context_len, dtype=torch.int32), torch.ones(rows, blocks, dtype=torch.int32)
+        call = (host, line[:0], rows, rows, ids, lengths + 1, lengths, line.unsqueeze(1), [table], [16], [blocks])
+        return Case(op, f"{context_len} tokens", rows, "int32", [call], 8 * rows * blocks)
+    kept, share, least = torch.full((rows,), 40), torch.full((rows,), 0.95, dtype=torch.float64), torch.full((rows,), -math.inf)
+    logits = [torch.randn(rows, vocab) * 3 for _ in range(min(copies(4 * rows * vocab), 16))]
+    calls: list[inputs.Case]
+    moved = 4 * rows * vocab
+    if op == "greedy_tokens":
+        calls = [(one,) for one in logits]
+    elif op == "token_logprobs":
+        calls = [(one, line % vocab, 5) for one in logits]
+    elif op == "keep_tokens":
+        calls, moved = [(one, kept, share, least) for one in logits], 2 * moved
+    elif op == "penalize":
+        counts = torch.randint(2, (rows, vocab), dtype=torch.int32)
+        penalties = (torch.full((rows,), value) for value in (1.1, 0.0, 0.0))
+        others = line, line, counts, *penalties, none, none.int()
+        calls, moved = [(one, *others) for one in logits], 3 * moved
+    else:
+        salts = torch.randint(-(2**31), 2**31, (vocab,)).to(torch.int32)
+        limits = torch.full((rows,), 0.8), kept, share, least
+        calls = [(one, *limits, line, line, salts, True) for one in logits]
+    return Case(op, f"{vocab}", rows, "float32", calls, moved)
 
 
 def elementwise_ops(args: DecoderArgs, rows: int) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,8 +24,13 @@ ARRAY_BYTES = 512 * 2**20
 
 PASSES = 5
 PEAK_KINDS = ("float32", "bfloat16", "int8")
-EMBEDDING = "model.embed_tokens.weight"
-OUTPUT_MATRIX = "lm_head.weight"
+FACTORS = {"f32": "float32", "bf16": "bfloat16", "float32": "float32", "float16": "float32", "bfloat16": "bfloat16"}
+"""Form of weights -> type of the factors of their products. All others multiply int8."""
+
+
+def kind_of(form: str) -> str:
+    """The type of the factors when weights of a form are multiplied: a packed format, or a type."""
+    return FACTORS.get(form, "int8")
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,12 @@ class ModelCost:
     """Window (0: everything before) -> attention of a token to one token, in all layers of that window."""
     pair_bytes: Mapping[int, int] = field(default_factory=dict)
     """Window -> bytes of keys and values of a token, in all layers of that window."""
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    """Type of the factors -> products with the matrices of the layers, a token."""
+
+    def peak_of(self, machine: Machine) -> float:
+        """Operations a second with the matrices of the layers at most: their formats may have different peaks."""
+        return self.token_operations / sum(operations / machine.peak_for(kind) for kind, operations in self.kinds.items())
 
     def attention(self, begin: int, count: int) -> int:
         """Operations of the attention of `count` tokens that follow `begin` others."""
@@ -107,7 +119,7 @@ class Limit:
     step_bytes: int
     """Bytes of weights that a decoding step must read."""
     peak: float = 0.0
-    """Operations a second for weights of the model's type; 0: not measured."""
+    """Operations a second for weights of the model's formats; 0: not measured."""
     cost: ModelCost | None = None
 
     @property
@@ -186,9 +198,13 @@ def decode_step_bytes(model: str, dtype: str, revision: str | None = None, quant
     Those of the matrices in the form in which they are computed, and of the small parameters. Of an embedding table that the
     output matrix does not share, one row a request is read; it is left out.
     """
-    files = resolve(model, revision)
+    return int(_step_cost(resolve(model, revision), dtype, quantization).num_bytes)
+
+
+def _step_cost(files: CheckpointFiles, dtype: str, quantization: str | None) -> Any:
+    """`models.loader.StepCost` of a checkpoint."""
     with open_tensors(files) as source:
-        return int(_loader().decode_step_bytes(read_model_config(files), source, dtype, quantization or "auto"))
+        return _loader().step_cost(read_model_config(files), source, dtype, quantization or "auto")
 
 
 def model_cost(
@@ -196,14 +212,12 @@ def model_cost(
 ) -> ModelCost:
     """What the model of a checkpoint takes. Raises `CheckpointError` when its files can't be read."""
     files = resolve(model, revision)
-    with open_tensors(files) as source:
-        shapes = {name: source.get(name).shape for name in source.names()}
-    matrices = {name: math.prod(shape) for name, shape in shapes.items() if len(shape) >= 2}
-    output = matrices.pop(OUTPUT_MATRIX, None) or matrices.get(EMBEDDING, 0)
-    matrices.pop(EMBEDDING, None)
+    step = _step_cost(files, dtype, quantization)
     operations, sizes = _attention_costs(files, DTYPE_BYTES[cache_dtype or dtype])
-    step_bytes = decode_step_bytes(model, dtype, revision, quantization)
-    return ModelCost(step_bytes, 2 * sum(matrices.values()), 2 * output, operations, sizes)
+    kinds: Counter[str] = Counter()
+    for form, count in step.layers.items():
+        kinds[kind_of(form)] += 2 * count
+    return ModelCost(step.num_bytes, kinds.total(), 2 * sum(step.output.values()), operations, sizes, kinds)
 
 
 def _attention_costs(files: CheckpointFiles, cache_bytes: int) -> tuple[dict[int, int], dict[int, int]]:
@@ -228,4 +242,4 @@ def limit_of(model: str, dtype: str, revision: str | None = None, quantization: 
     """Measure this machine for a model. Raises `CheckpointError` when the model's files can't be read."""
     cost = model_cost(model, dtype, revision, quantization=quantization)
     machine = measure_machine()
-    return Limit(machine.read_bandwidth, cost.step_bytes, machine.peak_for(dtype), cost)
+    return Limit(machine.read_bandwidth, cost.step_bytes, cost.peak_of(machine), cost)

@@ -21,6 +21,7 @@ from canter.cli.args import Parser, add_number, number_from
 from canter.cli.bench.limits import limit_of
 from canter.cli.bench.prompts import random_prompts
 from canter.cli.bench.report import Report, add_report_flags, percentile_table, summary
+from canter.core.config import QUANTIZATIONS
 
 EXAMPLES = """\
   canter bench serve --url http://localhost:8000/v1                           64 requests at once
@@ -74,6 +75,12 @@ def build_parser() -> Parser:
         default="float32",
         choices=("float32", "bfloat16", "float16"),
         help="Type the server holds them in. Default: float32.",
+    )
+    group.add_argument(
+        "--weights-quantization",
+        default="auto",
+        choices=QUANTIZATIONS,
+        help="Form the server computes them in, as its --quantization. Default: auto, that of the files.",
     )
     add_report_flags(parser)
     return parser
@@ -273,7 +280,9 @@ def report(namespace: Namespace, model: str, results: list[Result], seconds: flo
 
 def add_decoding(made: Report, namespace: Namespace, tpots: list[float]) -> None:
     """Decoding of one request, beside the limit when the weights are known."""
-    limit = limit_of(namespace.weights, namespace.weights_dtype) if namespace.weights else None
+    limit = None
+    if namespace.weights:
+        limit = limit_of(namespace.weights, namespace.weights_dtype, quantization=namespace.weights_quantization)
     tpot = summary(tpots)["p50"]
     if tpot > 0:
         made.add("decode, each request", 1 / tpot, "tokens/s", "decode_tokens_s_each", limit.fraction(1 / tpot) if limit else None)

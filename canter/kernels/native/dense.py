@@ -7,52 +7,26 @@ from torch import Tensor
 
 from canter import _native
 from canter.kernels.native import packed
-from canter.kernels.native.layout import contiguous, has_packed_rows, require, type_code
+from canter.kernels.native.layout import has_packed_rows, require, type_code
 from canter.kernels.packed import BlockRows, PackedMatrix
 
 _SILU, _GELU_TANH = 0, 1
 
 
 def linear(x: Tensor, weight: Tensor | PackedMatrix, bias: Tensor | None) -> Tensor:
-    """As the reference; x and weight float32 or bfloat16, in any combination. The weight is used as it lies in memory."""
-    if isinstance(weight, PackedMatrix):
-        return packed.matmul(x, weight, bias)
-    fits = x.dim() == 2 and weight.dim() == 2 and x.shape[1] == weight.shape[1] and weight.is_contiguous()
-    fits = fits and (bias is None or (bias.dim() == 1 and bias.shape[0] == weight.shape[0]))
-    require(fits, "linear", "x [T, K], contiguous weight [N, K], bias [N] or None", x, weight, bias)
-    x = x.contiguous()
-    rows, width = x.shape
-    outputs = weight.shape[0]
-    out = torch.empty((rows, outputs), dtype=x.dtype)
-    bias_at, bias_type = 0, 0
-    if bias is not None:
-        bias = bias.contiguous()
-        bias_at, bias_type = bias.data_ptr(), type_code("linear", bias)
-    types = type_code("linear", x), type_code("linear", weight)
-    _native.linear(x.data_ptr(), types[0], weight.data_ptr(), types[1], bias_at, bias_type, out.data_ptr(), rows, outputs, width)
-    return out
+    """As the reference, for packed weights: matrices are packed wherever this implementation serves (`packing.serves`)."""
+    if isinstance(weight, Tensor):
+        raise ValueError(f"linear: expected packed weights, got a tensor {list(weight.shape)}.")
+    return packed.matmul(x, weight, bias)
 
 
 def embedding(
     token_ids: Tensor, weight: Tensor | PackedMatrix | BlockRows, scale: float = 1.0, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """As the reference."""
-    if not isinstance(weight, Tensor):
-        return packed.embedding(token_ids, weight, scale, dtype)
-    require(
-        token_ids.dim() == 1 and weight.dim() == 2 and weight.is_contiguous(),
-        "embedding",
-        "ids [T], contiguous weight [V, H]",
-        token_ids,
-        weight,
-    )
-    ids = contiguous(token_ids, torch.int64)
-    out = torch.empty((ids.shape[0], weight.shape[1]), dtype=weight.dtype)
-    if scale != 1.0:
-        scale = torch.tensor(scale, dtype=weight.dtype).item()
-    code = type_code("embedding", weight)
-    _native.embedding(ids.data_ptr(), weight.data_ptr(), out.data_ptr(), code, ids.shape[0], weight.shape[0], weight.shape[1], scale)
-    return out
+    """As the reference, for packed tables and those of a file."""
+    if isinstance(weight, Tensor):
+        raise ValueError(f"embedding: expected a packed table or rows of a file, got a tensor {list(weight.shape)}.")
+    return packed.embedding(token_ids, weight, scale, dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, plus_one: bool = False, cast_first: bool = True) -> Tensor:

@@ -150,13 +150,6 @@ def pack_w4(
     _native.pack_w4(codes.data_ptr(), scales.data_ptr(), zeros.data_ptr(), index_at, count, part.width, part.group, dest)
 
 
-def packed_floats(format: str, weight: Tensor) -> PackedMatrix:
-    """A dense weight `[N, K]` as a matrix of one f32, bf16 or i8 part."""
-    part = allocate_part(format, weight.shape[0], weight.shape[1])
-    pack_floats(part, weight)
-    return PackedMatrix((part,))
-
-
 def unpack(matrix: PackedMatrix) -> Tensor:
     """The weights as float32 `[N, K]`."""
     out = torch.empty(matrix.shape)

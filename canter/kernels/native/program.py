@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from canter import _native
 from canter.kernels.native import record
-from canter.kernels.packed import allocate_packed
-from canter.kernels.recorder import Recorder, RecordError, Slot, Symbol, plan_arena
+from canter.kernels.packed import PackedMatrix, allocate_packed
+from canter.kernels.recorder import Buffer, Instruction, Recorder, RecordError, Slot, Symbol, plan_arena
 
 _LEAST_BYTES = 1 << 21
 """Of an arena: a huge page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """An instruction to the eye: its op, the elements of a row that it reads and writes, the weights that it multiplies by."""
+
+    op: str
+    reads: int
+    writes: int
+    weights: PackedMatrix | None
+
+
+Observe = Callable[["NativeProgram", int, list[float]], None]
+"""Told of a run: the program, its rows, and the seconds of each instruction."""
+
+_observers: list[Observe] = []
+
+
+@contextmanager
+def observed(observe: Observe) -> Iterator[None]:
+    """Meanwhile every run of every program is timed, instruction by instruction."""
+    _observers.append(observe)
+    try:
+        yield
+    finally:
+        _observers.remove(observe)
 
 
 def new_recorder() -> Recorder:
@@ -36,6 +65,8 @@ class NativeProgram:
         self._result_start, self._result = starts[result.source], result
         self._result_bytes = result.strides[0] * result.dtype.itemsize
         self._arena = torch.empty(0, dtype=torch.uint8)
+        self.instructions = [_described(instruction) for instruction in recorder.instructions]
+        """In order."""
 
         def place(symbol: Symbol) -> _native.Operand:
             if isinstance(symbol.source, Slot):
@@ -48,15 +79,15 @@ class NativeProgram:
     def run(self, rows: int, slots: Sequence[int]) -> Tensor:
         """The result [rows, ...]. `slots`: addresses and sizes in the order of the recorder's slots, all of them."""
         arena = self._grown(rows)
-        self._program.run(arena.data_ptr(), rows, slots)
+        if _observers:
+            seconds = self._program.time(arena.data_ptr(), rows, slots)
+            for observe in _observers:
+                observe(self, rows, seconds)
+        else:
+            self._program.run(arena.data_ptr(), rows, slots)
         start = self._result_start * rows
         flat = arena[start : start + rows * self._result_bytes].view(self._result.dtype)
         return flat.view(rows, *self._result.tail)
-
-    def time(self, rows: int, slots: Sequence[int]) -> list[tuple[str, float]]:
-        """Run, and the op and seconds of each instruction."""
-        seconds = self._program.time(self._grown(rows).data_ptr(), rows, slots)
-        return list(zip(self._program.names(), seconds, strict=True))
 
     @property
     def ops(self) -> list[str]:
@@ -70,3 +101,11 @@ class NativeProgram:
         if self._arena.numel() < needed:
             self._arena = allocate_packed(max(needed, 2 * self._arena.numel(), _LEAST_BYTES))
         return self._arena
+
+
+def _described(instruction: Instruction) -> Described:
+    reads, writes = (
+        sum(math.prod(symbol.tail) for symbol in symbols if isinstance(symbol.source, Buffer))
+        for symbols in (instruction.reads, instruction.writes)
+    )
+    return Described(instruction.op, reads, writes, instruction.weights)

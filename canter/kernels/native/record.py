@@ -44,36 +44,19 @@ def _is_metadata(x: Symbol, dtype: torch.dtype) -> bool:
     return isinstance(x, Symbol) and not isinstance(x.source, Buffer) and x.dtype == dtype and x.is_contiguous()
 
 
-def linear(x: Symbol, weight: Tensor | PackedMatrix, bias: Tensor | None) -> Symbol:
-    """[rows, K] -> [rows, N]."""
-    if isinstance(weight, PackedMatrix):
-        return _matmul(x, weight, bias)
-    fits = len(x.tail) == 1 and x.is_contiguous() and weight.dim() == 2 and x.tail == (weight.shape[1],) and weight.is_contiguous()
-    fits = fits and (bias is None or (bias.shape == weight.shape[:1] and bias.is_contiguous()))
-    _require(fits, "linear", "contiguous x [T, K], weight [N, K] and bias [N] or None")
-    outputs, width = weight.shape
-    out = x.recorder.new(x.dtype, outputs)
-    types = _code("linear", x), _code("linear", weight)
-    bias_at, bias_type = (0, 0) if bias is None else (x.recorder.bind(bias), _code("linear", bias))
-    matrix = x.recorder.bind(weight), types[1], bias_at, bias_type
-
-    def emit(program: Any, at: Place) -> None:
-        program.linear(at(x), types[0], *matrix, at(out), outputs, width)
-
-    x.recorder.add("linear", [x], [out], emit)
-    return out
-
-
 def _bind_matrix(recorder: Recorder, matrix: PackedMatrix) -> Any:
     for part in matrix.parts:
         recorder.bind(part.data)
     return matrix.native
 
 
-def _matmul(x: Symbol, weight: PackedMatrix, bias: Tensor | None) -> Symbol:
+def linear(x: Symbol, weight: Tensor | PackedMatrix, bias: Tensor | None) -> Symbol:
+    """[rows, K] -> [rows, N]."""
+    if isinstance(weight, Tensor):
+        raise RecordError("linear with weights that are not packed")
     outputs, width = weight.shape
     fits = x.tail == (width,) and x.is_contiguous() and (bias is None or (bias.shape == (outputs,) and bias.is_contiguous()))
-    _require(fits, "linear", "contiguous x [T, K], weight [N, K] and bias [N] or None")
+    _require(fits, "linear", "contiguous x [T, K] and bias [N] or None")
     recorder = x.recorder
     out = recorder.new(x.dtype, outputs)
     matrix, code = _bind_matrix(recorder, weight), _code("linear", x)
@@ -82,7 +65,7 @@ def _matmul(x: Symbol, weight: PackedMatrix, bias: Tensor | None) -> Symbol:
     def emit(program: Any, at: Place) -> None:
         program.matmul(matrix, at(x), code, x.strides[0], bias_at, bias_type, at(out), code)
 
-    recorder.add("linear", [x], [out], emit)
+    recorder.add("linear", [x], [out], emit, weight)
     return out
 
 
@@ -90,24 +73,8 @@ def embedding(
     token_ids: Symbol, weight: Tensor | PackedMatrix | BlockRows, scale: float = 1.0, dtype: torch.dtype = torch.float32
 ) -> Symbol:
     """[rows] ids -> [rows, H]."""
-    if not isinstance(weight, Tensor):
-        return _embedding_packed(token_ids, weight, scale, dtype)
-    fits = _is_metadata(token_ids, torch.int64) and token_ids.tail == () and weight.dim() == 2 and weight.is_contiguous()
-    _require(fits, "embedding", "int64 ids [T] of the step and contiguous weight [V, H]")
-    vocab, width = weight.shape
-    if scale != 1.0:
-        scale = torch.tensor(scale, dtype=weight.dtype).item()
-    out = token_ids.recorder.new(weight.dtype, width)
-    code, table = _code("embedding", weight), token_ids.recorder.bind(weight)
-
-    def emit(program: Any, at: Place) -> None:
-        program.embedding(at(token_ids), table, at(out), code, vocab, width, scale)
-
-    token_ids.recorder.add("embedding", [token_ids], [out], emit)
-    return out
-
-
-def _embedding_packed(token_ids: Symbol, weight: PackedMatrix | BlockRows, scale: float, dtype: torch.dtype) -> Symbol:
+    if isinstance(weight, Tensor):
+        raise RecordError("embedding with a table that is not packed")
     _require(_is_metadata(token_ids, torch.int64) and token_ids.tail == (), "embedding", "int64 ids [T] of the step")
     recorder = token_ids.recorder
     vocab, width = weight.shape

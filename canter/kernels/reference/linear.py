@@ -42,7 +42,7 @@ def round_runs(x: Tensor, run: int) -> Tensor:
         return x
     runs = functional.pad(x, (0, -x.shape[1] % run)).unflatten(1, (-1, run))
     highest = runs.abs().amax(-1, keepdim=True)
-    usable = highest > _LEAST
+    usable = ~(highest <= _LEAST)  # a value that is not finite makes all of its run NaN
     most = torch.full_like(highest, 127)  # torch would multiply by the reciprocal of a tensor that divides a number
     codes = torch.where(usable, runs * (most / highest), 0).round()
     scale = torch.where(usable, highest / most, 0)
