@@ -42,7 +42,19 @@ MOST_COPIES = 256
 MOST_HEAD_ROWS = 64
 """The output matrix works on one row a request, never on a whole prompt."""
 
-STEP_OPS = frozenset(("gather_step", "advance_step", "greedy_tokens", "draw_tokens", "keep_tokens", "penalize", "token_logprobs"))
+STEP_OPS = frozenset(
+    (
+        "gather_step",
+        "advance_step",
+        "greedy_tokens",
+        "draw_tokens",
+        "keep_tokens",
+        "allow_tokens",
+        "add_to_tokens",
+        "penalize",
+        "token_logprobs",
+    )
+)
 """Ops of a step around the model, which `benchmarks/step_overhead.py` times together with everything else there."""
 
 MODEL_OPS = tuple(name for name in OPS if name not in STEP_OPS)

@@ -38,7 +38,7 @@ class BadWords:
         width = table.prefixes.shape[1]
         matters = torch.arange(width, device=logits.device) >= width - table.lengths.unsqueeze(1)
         complete = ((history == table.prefixes) | ~matters).all(1)
-        logits.index_put_((table.logits, table.last), torch.where(complete, NEG_INF, 0.0), accumulate=True)
+        self.states.ops.add_to_tokens(logits, table.logits, table.last, torch.where(complete, NEG_INF, 0.0))
 
     def _history(self, batch: SampleBatch, table: WordTable) -> Tensor:
         """The last M output tokens before each word's logit, newest last; -2 before the output's start: [K, M]."""
