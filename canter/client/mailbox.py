@@ -18,23 +18,28 @@ class Mailbox:
         self._kind = kind
         self._output: RequestOutput | None = None
         self._error: BaseException | None = None
-        self._filled = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
 
     def put(self, output: RequestOutput) -> None:
         self._output = output if self._output is None else merge_outputs(self._output, output, self._kind)
-        self._filled.set()
+        self._wake()
 
     def fail(self, error: BaseException) -> None:
         """Raise `error` in the reader, once it has read what is there. The first error counts."""
         self._error = self._error or error
-        self._filled.set()
+        self._wake()
 
     async def get(self) -> RequestOutput:
         """Wait for an output, or raise what `fail` was given."""
         while self._output is None:
             if self._error is not None:
                 raise self._error
-            self._filled.clear()
-            await self._filled.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         output, self._output = self._output, None
         return output
+
+    def _wake(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)

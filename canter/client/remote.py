@@ -13,10 +13,9 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import zmq
-import zmq.asyncio
 
 from canter.client.hub import RequestHub, most_live
 from canter.client.outputs import RequestOutput
@@ -48,6 +47,7 @@ EXIT_SECONDS = 10.0
 TERMINATE_SECONDS = 2.0
 STALL_SECONDS = 300.0
 LONGEST_WAIT = 365 * 24 * 3600.0
+_READABLE = int(zmq.POLLIN)  # zmq's own flags are of an enum, slow to combine
 
 
 class RemoteClient:
@@ -79,8 +79,8 @@ class RemoteClient:
         self._utilities: dict[int, asyncio.Future[Any]] = {}
         self._call_ids = itertools.count()
         self._directory: str | None = None
-        self._context: zmq.asyncio.Context | None = None
-        self._socket: zmq.asyncio.Socket | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._socket: zmq.Socket[bytes] | None = None
         self._engine_identity: bytes | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -105,7 +105,7 @@ class RemoteClient:
         """Bind the socket and start the engine process; returns before it has loaded."""
         self._directory = _private_directory()
         address = f"ipc://{self._directory}/engine"
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
             self._socket.setsockopt(option, 0)
@@ -116,7 +116,9 @@ class RemoteClient:
         except OSError:
             await self._close()
             raise
-        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
+        # Not through zmq.asyncio: its futures cost more for each message than all that is then done with it.
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._receive)
+        self._tasks = [asyncio.create_task(self._watch())]
         line = json.dumps({"address": address, "args": asdict(self._args)}) + "\n"
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode())  # stays open: its end tells the engine that this process is gone
@@ -214,13 +216,14 @@ class RemoteClient:
         if self._socket is None or self._engine_identity is None or self._dead.is_set():
             return
         self._socket.send_multipart([self._engine_identity, messages.encode(message)])
+        # The descriptor tells of new events once; sending may have taken note of one that is still to be read.
+        asyncio.get_running_loop().call_soon(self._receive)
 
-    async def _receive(self) -> None:
-        """The only reader of the socket."""
-        assert self._socket is not None
-        while True:
-            identity, data = await self._socket.recv_multipart()
-            self._engine_identity = identity
+    def _receive(self) -> None:
+        """Read all that there is: the descriptor becomes readable again only with what comes later."""
+        while self._socket is not None and cast(int, self._socket.get(zmq.EVENTS)) & _READABLE:
+            self._engine_identity = self._socket.recv()
+            data = self._socket.recv()  # the parts of a message come together
             try:
                 self._handle(messages.decode_engine(data))
             except Exception:
@@ -293,6 +296,7 @@ class RemoteClient:
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
         if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._socket.close(linger=0)
             self._socket = None
         if self._context is not None:

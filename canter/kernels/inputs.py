@@ -361,6 +361,25 @@ def draw_tokens_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     return cases
 
 
+def allow_tokens_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    cases: list[Case] = []
+    for vocab, sizes in [(1, (1,)), (67, (0, 5, 67)), (1000, (3, 40)), (131, ())]:
+        ids = [torch.randperm(vocab, generator=rng)[:size] for size in sizes]
+        starts = torch.tensor([0, *sizes]).cumsum(0)
+        lines = torch.randperm(4, generator=rng)[: len(sizes)]
+        cases.append((torch.randn(4, vocab, generator=rng), lines, starts, torch.cat([*ids, torch.empty(0, dtype=torch.int64)])))
+    return cases
+
+
+def add_to_tokens_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    cases: list[Case] = []
+    for vocab, number in [(1, 1), (67, 40), (1000, 3), (131, 0)]:
+        lines, ids = torch.randint(4, (number,), generator=rng), torch.randint(vocab, (number,), generator=rng)
+        values = torch.where(torch.rand(number, generator=rng) < 0.3, -torch.inf, torch.randn(number, generator=rng))
+        cases.append((torch.randn(4, vocab, generator=rng), lines, ids, values))
+    return cases
+
+
 def penalize_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     cases: list[Case] = []
     for vocab, number, drafts in [(1, 1, 0), (67, 3, 0), (1000, 2, 2), (131, 0, 0)]:

@@ -79,6 +79,8 @@ OPS: dict[str, Op] = {
         Op("greedy_tokens", sampling.greedy_tokens, inputs.greedy_tokens_inputs, _EXACT),
         Op("draw_tokens", sampling.draw_tokens, inputs.draw_tokens_inputs, _EXACT),
         Op("keep_tokens", sampling.keep_tokens, inputs.keep_tokens_inputs, _EXACT, mutates=(0,)),
+        Op("allow_tokens", sampling.allow_tokens, inputs.allow_tokens_inputs, _EXACT, mutates=(0,)),
+        Op("add_to_tokens", sampling.add_to_tokens, inputs.add_to_tokens_inputs, _EXACT, mutates=(0,)),
         Op("penalize", sampling.penalize, inputs.penalize_inputs, _EXACT, mutates=(0,)),
         Op("token_logprobs", sampling.token_logprobs, inputs.token_logprobs_inputs, _all((1e-6, 1e-5))),
     )

@@ -69,7 +69,6 @@ class ModelRunner:
         seed: int = 0,
         enforce_eager: bool = False,
     ) -> None:
-        self._model = model
         self._device = device
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
@@ -180,15 +179,11 @@ class ModelRunner:
             if part is None:
                 continue
             first = int(starts[i])
+            rows = torch.arange(first + part.start, first + part.stop, device=hidden.device)
             targets = prompt_targets(self._table.all_token_ids, int(batch.rows_np[i]), part)
-            rows = hidden[first + part.start : first + part.stop]
-            found = [
-                t
-                for piece in compute_prompt_logprobs(
-                    rows, targets, part.num_top, self._vocab_size, self._model.logits, self._sampler.states.ops.token_logprobs
-                )
-                for t in piece.tensors
-            ]
+            op = self._sampler.states.ops.token_logprobs
+            pieces = compute_prompt_logprobs(rows, targets, part.num_top, self._vocab_size, lambda at: self._steps.logits(hidden, at), op)
+            found = [t for piece in pieces for t in piece.tensors]
             tensors.extend(found)
             parts.append((scheduled.request_id, len(found)))
         return tensors, parts

@@ -142,12 +142,10 @@ class Generation:
         params = [base if limit == base.max_tokens else base.clone(max_tokens=limit) for limit in limits]
         return Job(request_id, prompts, params, wishes.priority, wishes.cache_salt)
 
-    async def stream(self, job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    def stream(self, job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Run a job: (number of the prompt, output) as they come. Closing it aborts what still runs."""
         sources = [self._generate(job, i) for i in range(len(job.prompts))]
-        async with aclosing(sources[0] if len(sources) == 1 else merge_streams(sources)) as merged:
-            async for item in merged:
-                yield item
+        return sources[0] if len(sources) == 1 else merge_streams(sources)
 
     async def _generate(self, job: Job, number: int) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         prompt = job.prompts[number]

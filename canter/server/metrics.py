@@ -7,13 +7,14 @@ counters are read from its last `EngineStats` when somebody asks.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import accumulate, takewhile
 
 from prometheus_client import CollectorRegistry, Counter, GCCollector, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -53,13 +54,15 @@ class Metrics:
         self.http = HttpMetrics(self.registry)
         self.totals = Totals()
         self._model_name = model_name
+        self.step_tokens = Tally(STEP_BUCKETS)
+        self.inter_token = Tally(TOKEN_BUCKETS)
         self._requests: RequestMetricSet | None = None
         self._stats = EngineStats()
         self._info: EngineInfo | None = None
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
-        self.registry.register(_EngineCollector(self))
+        self.registry.register(_LiveCollector(self))
 
     @property
     def labels(self) -> tuple[str, str]:
@@ -85,15 +88,17 @@ class Metrics:
 
     def on_step(self, stats: EngineStats) -> None:
         self._stats = stats
-        if self._requests is not None and stats.step_num_tokens:
-            self._requests.iteration_tokens.observe(stats.step_num_tokens)
+        if stats.step_num_tokens:
+            self.step_tokens.observe(stats.step_num_tokens)
 
     def on_tokens(self, state: RequestState, num_tokens: int, seconds: float | None, is_first: bool) -> None:
+        self.totals.generation_tokens += num_tokens
         if is_first:
             self.totals.prompt_tokens += len(state.prompt_token_ids)
-        self.totals.generation_tokens += num_tokens
-        if self._requests is not None:
-            self._requests.observe_tokens(state, num_tokens, seconds, is_first)
+            if self._requests is not None:
+                self._requests.observe_first_token(state, seconds)
+        elif seconds is not None:
+            self.inter_token.observe(seconds)
 
     def on_state_end(self, state: RequestState, now: float) -> None:
         if self._requests is not None:
@@ -112,6 +117,26 @@ class Totals:
     generation_tokens: int = 0
 
 
+class Tally:
+    """Counts by bucket of what happens with every token: lighter than a `Histogram`, and written by the event loop alone."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def family(self, name: str, doc: str, labels: tuple[str, str]) -> Metric:
+        """What a scrape shows of it."""
+        bounds = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        family = HistogramMetricFamily(name, doc, labels=LABELS)
+        family.add_metric(labels, list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
+        return family
+
+
 class RequestMetricSet:
     """Counters and histograms of requests."""
 
@@ -121,10 +146,8 @@ class RequestMetricSet:
         lengths = count_buckets(max_model_len)
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed.")
         self.prompt_tokens_cached = self._counter("prompt_tokens_cached", "Prompt tokens taken from the prefix cache.")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
         success = Counter("vllm:request_success", "Requests ended.", (*LABELS, "finished_reason"), registry=registry)
         self.request_success = {reason: success.labels(*labels, reason) for reason in FINISH_REASONS}
-        self.iteration_tokens = self._histogram("iteration_tokens_total", "Tokens of a step.", STEP_BUCKETS)
         self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", lengths)
         self.request_generation_tokens = self._histogram("request_generation_tokens", "Tokens generated for a request.", lengths)
         self.max_generation_tokens = self._histogram(
@@ -137,7 +160,6 @@ class RequestMetricSet:
         self.params_max_tokens = self._histogram("request_params_max_tokens", "max_tokens asked for.", lengths)
         self.num_preemptions = self._histogram("request_num_preemptions", "Preemptions of a request.", PREEMPTION_BUCKETS)
         self.first_token = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_BUCKETS)
-        self.inter_token = self._histogram("inter_token_latency_seconds", "From token to token.", TOKEN_BUCKETS)
         self.per_token = self._histogram(
             "request_time_per_output_token_seconds", "A request's mean time per token after the first.", TOKEN_BUCKETS
         )
@@ -147,13 +169,11 @@ class RequestMetricSet:
         self.prefill = self._histogram("request_prefill_time_seconds", "From first scheduled to the first token.", LATENCY_BUCKETS)
         self.decode = self._histogram("request_decode_time_seconds", "From the first token to the last.", LATENCY_BUCKETS)
 
-    def observe_tokens(self, state: RequestState, num_tokens: int, seconds: float | None, is_first: bool) -> None:
-        self.generation_tokens.inc(num_tokens)
-        if is_first:
-            self.prompt_tokens.inc(len(state.prompt_token_ids))
-            self.prompt_tokens_cached.inc(state.num_cached_tokens)
+    def observe_first_token(self, state: RequestState, seconds: float | None) -> None:
+        self.prompt_tokens.inc(len(state.prompt_token_ids))
+        self.prompt_tokens_cached.inc(state.num_cached_tokens)
         if seconds is not None:
-            (self.first_token if is_first else self.inter_token).observe(seconds)
+            self.first_token.observe(seconds)
 
     def observe_end(self, state: RequestState, now: float) -> None:
         times = state.metrics
@@ -186,8 +206,8 @@ class RequestMetricSet:
         return Histogram(f"vllm:{name}", doc, LABELS, buckets=buckets, registry=self._registry).labels(*self._labels)
 
 
-class _EngineCollector(Collector):
-    """The engine's own figures, as it last told them."""
+class _LiveCollector(Collector):
+    """The engine's own figures, as it last told them, and what every token adds to."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -206,6 +226,10 @@ class _EngineCollector(Collector):
         yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries)
         yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits)
         yield self._counter("vllm:num_preemptions", "Preemptions.", stats.num_preemptions)
+        metrics = self._metrics
+        yield self._counter("vllm:generation_tokens", "Tokens generated.", metrics.totals.generation_tokens)
+        yield metrics.step_tokens.family("vllm:iteration_tokens_total", "Tokens of a step.", metrics.labels)
+        yield metrics.inter_token.family("vllm:inter_token_latency_seconds", "From token to token.", metrics.labels)
         if info is not None:
             yield self._cache_info(info)
 

@@ -36,6 +36,14 @@ void bind_penalize(Address logits, Address lines, Address rows, Address counts, 
               at<float>(frequency), at<float>(presence), at<std::int64_t>(draft_ids), at<std::int32_t>(draft_counts), count, vocab, drafts, in_prompt});
 }
 
+void bind_allow(Address logits, Address lines, Address starts, Address ids, std::int64_t count, std::int64_t rows, std::int64_t vocab) {
+    allow_tokens({at<float>(logits), at<std::int64_t>(lines), at<std::int64_t>(starts), at<std::int64_t>(ids), count, rows, vocab});
+}
+
+void bind_add(Address logits, Address lines, Address ids, Address values, std::int64_t count, std::int64_t rows, std::int64_t vocab) {
+    add_to_tokens({at<float>(logits), at<std::int64_t>(lines), at<std::int64_t>(ids), at<float>(values), count, rows, vocab});
+}
+
 void bind_logprobs(Address logits, Address chosen, Address ids, Address logprobs, Address ranks, std::int64_t rows, std::int64_t vocab,
                    std::int64_t top) {
     token_logprobs({at<float>(logits), at<std::int64_t>(chosen), at<std::int64_t>(ids), at<float>(logprobs), at<std::int64_t>(ranks), rows, vocab, top});
@@ -76,9 +84,11 @@ void bind_sampling(nb::module_& m) {
     m.def("draw_tokens", &bind_draw, Released());
     m.def("keep_tokens", &bind_keep, Released());
     m.def("penalize", &bind_penalize, Released());
+    m.def("allow_tokens", &bind_allow, Released());
     m.def("token_logprobs", &bind_logprobs, Released());
     m.attr("MAX_TOP_LOGPROBS") = kMaxTop;
     // Short: giving the interpreter away and taking it back would cost more than they do.
+    m.def("add_to_tokens", &bind_add);
     m.def("gather_step", &bind_gather);
     m.def("advance_step", &bind_advance);
 }

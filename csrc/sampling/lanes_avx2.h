@@ -10,6 +10,7 @@ struct Lanes {
 
     static ireg set1(std::int32_t x) { return _mm256_set1_epi32(x); }
     static ireg load(const std::int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+    static void store(std::int32_t* p, ireg a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a); }
     static ireg exclusive_or(ireg a, ireg b) { return _mm256_xor_si256(a, b); }
     static ireg add(ireg a, ireg b) { return _mm256_add_epi32(a, b); }
     static ireg multiply(ireg a, ireg b) { return _mm256_mullo_epi32(a, b); }
@@ -18,6 +19,7 @@ struct Lanes {
     template <int n>
     static ireg shift_right_signed(ireg a) { return _mm256_srai_epi32(a, n); }
     static Vec::reg to_float(ireg a) { return _mm256_cvtepi32_ps(a); }
+    static ireg truncate(Vec::reg a) { return _mm256_cvttps_epi32(a); }
     static ireg bits(Vec::reg a) { return _mm256_castps_si256(a); }
 
     static unsigned mask(Vec::reg m) { return static_cast<unsigned>(_mm256_movemask_ps(m)); }

@@ -10,6 +10,7 @@ struct Lanes {
 
     static ireg set1(std::int32_t x) { return _mm512_set1_epi32(x); }
     static ireg load(const std::int32_t* p) { return _mm512_loadu_si512(p); }
+    static void store(std::int32_t* p, ireg a) { _mm512_storeu_si512(p, a); }
     static ireg exclusive_or(ireg a, ireg b) { return _mm512_xor_si512(a, b); }
     static ireg add(ireg a, ireg b) { return _mm512_add_epi32(a, b); }
     static ireg multiply(ireg a, ireg b) { return _mm512_mullo_epi32(a, b); }
@@ -18,6 +19,7 @@ struct Lanes {
     template <int n>
     static ireg shift_right_signed(ireg a) { return _mm512_srai_epi32(a, n); }
     static Vec::reg to_float(ireg a) { return _mm512_cvtepi32_ps(a); }
+    static ireg truncate(Vec::reg a) { return _mm512_cvttps_epi32(a); }
     static ireg bits(Vec::reg a) { return _mm512_castps_si512(a); }
 
     static unsigned greater(Vec::reg a, Vec::reg b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }

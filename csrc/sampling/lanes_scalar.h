@@ -15,6 +15,7 @@ struct Lanes {
         std::memcpy(&v, p, sizeof v);
         return v;
     }
+    static void store(std::int32_t* p, ireg a) { std::memcpy(p, &a, sizeof a); }
     static ireg exclusive_or(ireg a, ireg b) { return a ^ b; }
     static ireg add(ireg a, ireg b) { return ireg(ureg(a) + ureg(b)); }
     static ireg multiply(ireg a, ireg b) { return ireg(ureg(a) * ureg(b)); }
@@ -23,6 +24,7 @@ struct Lanes {
     template <int n>
     static ireg shift_right_signed(ireg a) { return a >> n; }
     static Vec::reg to_float(ireg a) { return __builtin_convertvector(a, Vec::reg); }
+    static ireg truncate(Vec::reg a) { return __builtin_convertvector(a, ireg); }
     static ireg bits(Vec::reg a) { return ireg(a); }
 
     static unsigned mask(ireg m) { return (m[0] & 1u) | (m[1] & 2u) | (m[2] & 4u) | (m[3] & 8u); }

@@ -44,6 +44,22 @@ struct PenaltyArgs {
     std::int32_t in_prompt;  // the bit of counts that says so
 };
 
+struct AllowArgs {
+    float* logits;
+    const std::int64_t* lines;  // [N]: rows of logits, distinct
+    const std::int64_t* starts;  // [N + 1]: where the ids of each begin
+    const std::int64_t* ids;
+    std::int64_t count, rows, vocab;
+};
+
+struct AddArgs {
+    float* logits;
+    const std::int64_t* lines;  // [K]
+    const std::int64_t* ids;  // [K]
+    const float* values;  // [K]
+    std::int64_t count, rows, vocab;
+};
+
 struct LogprobArgs {
     const float* logits;
     const std::int64_t* chosen;  // [L]
@@ -82,6 +98,9 @@ void greedy_tokens(const GreedyArgs& args);
 void draw_tokens(const DrawArgs& args);
 void keep_tokens(const DrawArgs& args);
 void penalize(const PenaltyArgs& args);
+// Both throw std::out_of_range for a line outside [0, L) or an id outside [0, V).
+void allow_tokens(const AllowArgs& args);
+void add_to_tokens(const AddArgs& args);
 // Throws std::out_of_range for a chosen id outside [0, V).
 void token_logprobs(const LogprobArgs& args);
 

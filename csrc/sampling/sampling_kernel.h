@@ -223,17 +223,27 @@ inline bool bound_of(const Survey& s, std::int64_t width, float* copy, float* bo
     return true;
 }
 
-// exp(y - peak) where y is at least `floor`, summed over the row in one fixed order. Blocks below 2^-44 of the peak weigh nothing.
-inline double mass_of(const Survey& s, float divisor, float peak, float floor) {
+// Whether a block weighs anything: what is below 2^-44 of the peak doesn't.
+inline bool block_weighs(const Survey& s, std::int64_t b, float divisor, float peak, float floor) {
+    const float best = s.maxima[b] / divisor;
+    return !(best - peak < -31.0f || best < floor);
+}
+
+// exp(y - peak) where y is at least `floor`, summed over the row in one fixed order. `values` and `weights`, where they are
+// given, take y and its weight, of whole blocks that weigh something.
+inline double mass_of(const Survey& s, float divisor, float peak, float floor, float* values = nullptr, float* weights = nullptr) {
     double total = 0.0;
     const Reg by = Vec::set1(divisor), top = Vec::set1(peak), bound = Vec::set1(floor);
     for (std::int64_t b = 0; b < s.blocks; ++b) {
-        const float best = s.maxima[b] / divisor;
-        if (best - peak < -31.0f || best < floor) continue;
+        if (!block_weighs(s, b, divisor, peak, floor)) continue;
         Reg sum = Vec::zero();
         for (std::int64_t i = b * kSamplingBlock; i < (b + 1) * kSamplingBlock; i += Vec::width) {
             const Reg y = Vec::div(Vec::load(s.row + i), by);
-            sum = Vec::add(sum, Vec::select_greater(bound, y, Vec::zero(), exp(Vec::sub(y, top))));
+            const Reg weight = Vec::select_greater(bound, y, Vec::zero(), exp(Vec::sub(y, top)));
+            sum = Vec::add(sum, weight);
+            if (!values) continue;
+            Vec::store(values + i, y);
+            Vec::store(weights + i, weight);
         }
         total += Vec::sum(sum);
     }
@@ -309,21 +319,21 @@ inline Kept keep_by_radix(const Survey& s, float divisor, float peak, float floo
 }
 
 // Top-p of a row too flat for a short list, without top-k: weights in buckets of 1/64 by distance from the peak, then the
-// values of the one bucket in which the share is reached, sorted. False when these are too many, or too far down.
+// values of the one bucket in which the share is reached, sorted. Work::values and Work::weights are as `mass_of` left them.
+// False when these are too many, or too far down.
 inline bool keep_by_distance(const Survey& s, float divisor, float peak, float floor, double target, const Work& work, Kept* kept) {
     constexpr float kPerUnit = 64.0f, kLast = kRadixBuckets - 1;
     __builtin_memset(work.buckets, 0, kRadixBuckets * sizeof(double));
-    const Reg by = Vec::set1(divisor), top = Vec::set1(peak), scale = Vec::set1(kPerUnit), last = Vec::set1(kLast), bound = Vec::set1(floor);
+    const Reg top = Vec::set1(peak), scale = Vec::set1(kPerUnit), last = Vec::set1(kLast), bound = Vec::set1(floor);
     for (std::int64_t b = 0; b < s.blocks; ++b) {
-        const float best = s.maxima[b] / divisor;
-        if (best - peak < -31.0f || best < floor) continue;
-        for (std::int64_t i = b * kSamplingBlock; i < (b + 1) * kSamplingBlock; i += Vec::width) {
-            const Reg y = Vec::div(Vec::load(s.row + i), by);
-            float places[Vec::width], weights[Vec::width];
-            Vec::store(places, Vec::min(Vec::mul(Vec::sub(top, y), scale), last));
-            Vec::store(weights, Vec::select_greater(bound, y, Vec::zero(), exp(Vec::sub(y, top))));
-            for (int lane = 0; lane < Vec::width; ++lane) work.buckets[static_cast<int>(places[lane])] += weights[lane];
+        if (!block_weighs(s, b, divisor, peak, floor)) continue;
+        std::int32_t places[kSamplingBlock];
+        for (int i = 0; i < kSamplingBlock; i += Vec::width) {
+            const Reg y = Vec::load(work.values + b * kSamplingBlock + i);
+            Lanes::store(places + i, Lanes::truncate(Vec::min(Vec::mul(Vec::sub(top, y), scale), last)));
         }
+        const float* weights = work.weights + b * kSamplingBlock;
+        for (int i = 0; i < kSamplingBlock; ++i) work.buckets[places[i]] += weights[i];
     }
     for (std::int64_t i = s.tail(); i < s.vocab; ++i) {
         const float y = s.row[i] / divisor, place = (peak - y) * kPerUnit;
@@ -336,10 +346,10 @@ inline bool keep_by_distance(const Survey& s, float divisor, float peak, float f
     std::int64_t count = 0;
     const Reg low = Vec::set1(static_cast<float>(bucket)), high = Vec::set1(static_cast<float>(bucket + 1));
     for (std::int64_t b = 0; b < s.blocks; ++b) {
-        if ((peak - s.maxima[b] / divisor) * kPerUnit >= static_cast<float>(bucket + 1)) continue;
+        if (!block_weighs(s, b, divisor, peak, floor) || (peak - s.maxima[b] / divisor) * kPerUnit >= static_cast<float>(bucket + 1)) continue;
         if (count + kSamplingBlock > kMaxListed) return false;
         for (std::int64_t i = b * kSamplingBlock; i < (b + 1) * kSamplingBlock; i += Vec::width) {
-            const Reg y = Vec::div(Vec::load(s.row + i), by);
+            const Reg y = Vec::load(work.values + i);
             const Reg place = Vec::mul(Vec::sub(top, y), scale);
             unsigned found = Lanes::at_least(place, low) & Lanes::greater(high, place) & Lanes::at_least(y, bound);
             if (!found) continue;
@@ -399,7 +409,7 @@ inline Kept keep_of(const Survey& s, float divisor, std::int64_t top_k, double t
     const float floor = log_min_p > -kInf ? peak + log_min_p : -kInf;
     const bool bounded = top_k < s.vocab;
     if (!bounded && top_p >= 1.0) return {floor, kNoTie, -1};
-    const double all = top_p < 1.0 && !bounded ? mass_of(s, divisor, peak, floor) : 0.0;
+    const double all = top_p < 1.0 && !bounded ? mass_of(s, divisor, peak, floor, work.values, work.weights) : 0.0;
     float bound;
     if (bound_of(s, bounded ? top_k : 64, work.copy, &bound)) {
         bound /= divisor;

@@ -80,7 +80,7 @@ def test_a_kernel_that_fails_fails_its_step_and_no_more(
 def test_a_failure_in_the_middle_of_a_layer(model: Path, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Some layers have written this step's keys and values, others not: nobody may find them in the cache."""
     core = engine(model, max_num_batched_tokens=50, max_num_seqs=32, enforce_eager=True)
-    layer = core._runner._model._layers[1]  # type: ignore[attr-defined]
+    layer = core._runner._steps._model._layers[1]  # type: ignore[attr-defined]
     real, calls = layer._mlp, itertools.count()
 
     def failing(x: torch.Tensor) -> torch.Tensor:

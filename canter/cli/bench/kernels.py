@@ -41,7 +41,7 @@ MOST_COPIES = 256
 MOST_HEAD_ROWS = 64
 """The output matrix works on one row a request, never on a whole prompt."""
 
-STEP_OPS = ("gather_step", "greedy_tokens", "draw_tokens", "keep_tokens", "penalize", "token_logprobs")
+STEP_OPS = ("gather_step", "greedy_tokens", "draw_tokens", "keep_tokens", "allow_tokens", "add_to_tokens", "penalize", "token_logprobs")
 """Ops of a step around the model. `benchmarks/step_overhead.py` times them together with everything else there."""
 
 TIMED_OPS = tuple(name for name in OPS if name != "advance_step")
@@ -246,6 +246,15 @@ def step_case(op: str, rows: int, vocab: int, context_len: int) -> Case:
         calls = [(one, line % vocab, 5) for one in logits]
     elif op == "keep_tokens":
         calls, moved = [(one, kept, share, least) for one in logits], 2 * moved
+    elif op == "allow_tokens":
+        allowed = min(vocab, 100)
+        ids = torch.cat([torch.randperm(vocab)[:allowed] for _ in range(rows)])
+        calls = [(one, line, torch.arange(rows + 1) * allowed, ids) for one in logits]
+    elif op == "add_to_tokens":
+        biased = min(vocab, 100)
+        ids = torch.randint(vocab, (rows * biased,))
+        calls = [(one, line.repeat_interleave(biased), ids, torch.randn(rows * biased)) for one in logits]
+        moved = rows * biased * (8 + 8 + 4 + 2 * 4)
     elif op == "penalize":
         counts = torch.randint(2, (rows, vocab), dtype=torch.int32)
         penalties = (torch.full((rows,), value) for value in (1.1, 0.0, 0.0))

@@ -48,6 +48,8 @@ def register() -> None:
         sampling.greedy_tokens,
         sampling.draw_tokens,
         sampling.keep_tokens,
+        sampling.allow_tokens,
+        sampling.add_to_tokens,
         sampling.penalize,
         sampling.token_logprobs,
     ):

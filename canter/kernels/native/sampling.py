@@ -67,6 +67,22 @@ def keep_tokens(logits: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor)
     _native.keep_tokens(*_addresses((logits, *limits), rows, vocab))
 
 
+def allow_tokens(logits: Tensor, lines: Tensor, starts: Tensor, ids: Tensor) -> None:
+    """As the reference."""
+    rows, vocab = _require_logits("allow_tokens", logits)
+    require(starts.shape == (lines.shape[0] + 1,), "allow_tokens", "lines [N], starts [N + 1], ids [K]", lines, starts, ids)
+    lines, starts, ids = (contiguous(t, torch.int64) for t in (lines, starts, ids))
+    _native.allow_tokens(*_addresses((logits, lines, starts, ids), lines.shape[0], rows, vocab))
+
+
+def add_to_tokens(logits: Tensor, lines: Tensor, ids: Tensor, values: Tensor) -> None:
+    """As the reference."""
+    rows, vocab = _require_logits("add_to_tokens", logits)
+    require(lines.shape == ids.shape == values.shape, "add_to_tokens", "lines, ids, values [K]", lines, ids, values)
+    lines, ids, values = contiguous(lines, torch.int64), contiguous(ids, torch.int64), contiguous(values, torch.float32)
+    _native.add_to_tokens(*_addresses((logits, lines, ids, values), lines.shape[0], rows, vocab))
+
+
 def penalize(
     logits: Tensor,
     lines: Tensor,

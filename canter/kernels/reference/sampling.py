@@ -80,6 +80,22 @@ def draw_tokens(
     return peaks, torch.where(draws, noisy.argmax(-1), best)
 
 
+def allow_tokens(logits: Tensor, lines: Tensor, starts: Tensor, ids: Tensor) -> None:
+    """Of logits `lines` [N] (distinct) keep those of ids[starts[n]] to ids[starts[n + 1]], and set all others to -inf, in place.
+
+    All int64; starts [N + 1] ends with the number of ids.
+    """
+    at = lines.repeat_interleave(starts.diff(), output_size=ids.shape[0])
+    kept = logits[at, ids]
+    logits.index_fill_(0, lines, NEG_INF)
+    logits[at, ids] = kept
+
+
+def add_to_tokens(logits: Tensor, lines: Tensor, ids: Tensor, values: Tensor) -> None:
+    """Add values [K] float32 to the logits (lines [K], ids [K]), in place. -inf may meet -inf, and stays."""
+    logits.index_put_((lines, ids), values, accumulate=True)
+
+
 def penalize(
     logits: Tensor,
     lines: Tensor,

@@ -31,22 +31,23 @@ class LogitsProcessor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Entries of a logits matrix: `where [2, K]` (logit, token id), and a value for each, `values [K]`."""
+    """Entries of a logits matrix, `lines [K]` and token `ids [K]`, with a value for each, `values [K]`."""
 
-    where: Tensor
+    lines: Tensor
+    ids: Tensor
     values: Tensor
 
-    def add_to(self, logits: Tensor, values: Tensor) -> None:
-        """Add to each entry. Entries that occur twice get both; -inf may meet -inf, and stays."""
-        logits.index_put_((self.where[0], self.where[1]), values, accumulate=True)
+
+def _lists(lists: Sequence[IdList | None], rows: IntArray) -> list[IdList]:
+    return [entry for row in rows if (entry := lists[row]) is not None]
 
 
 def flatten(lists: Sequence[IdList | None], rows: IntArray, index: IntArray, device: torch.device) -> Entries:
     """The id lists of the rows of logits `index`, one behind the other."""
-    chosen = [entry for row in rows[index] if (entry := lists[row]) is not None]
-    logit = np.repeat(index, [len(entry.ids) for entry in chosen])
-    where = np.stack((logit, np.concatenate([entry.ids for entry in chosen])))
-    return Entries(upload(where, device), upload(np.concatenate([entry.values for entry in chosen]), device))
+    chosen = _lists(lists, rows[index])
+    lines = np.repeat(index, [len(entry.ids) for entry in chosen])
+    ids, values = np.concatenate([entry.ids for entry in chosen]), np.concatenate([entry.values for entry in chosen])
+    return Entries(upload(lines, device), upload(ids, device), upload(values, device))
 
 
 @dataclass(slots=True)
@@ -55,18 +56,16 @@ class AllowedIds:
 
     states: RowStates
     feature: int = Feature.ALLOWED_IDS
-    _cache: Cached[Entries] = field(default_factory=Cached)
+    _cache: Cached[tuple[Tensor, Tensor, Tensor]] = field(default_factory=Cached)
 
     def apply(self, logits: Tensor, batch: SampleBatch, index: IntArray) -> None:
-        entries = self._cache.get(self.states, batch, lambda: self._entries(batch, index, logits.device))
-        line, ids = entries.where[0], entries.where[1]  # line: place in `index`
-        chosen = upload(index, logits.device)
-        kept = logits[chosen[line], ids]
-        logits.index_fill_(0, chosen, NEG_INF)
-        logits[chosen[line], ids] = kept
+        self.states.ops.allow_tokens(logits, *self._cache.get(self.states, batch, lambda: self._lists(batch, index, logits.device)))
 
-    def _entries(self, batch: SampleBatch, index: IntArray, device: torch.device) -> Entries:
-        return flatten(self.states.allowed, batch.rows_np[index], np.arange(len(index)), device)
+    def _lists(self, batch: SampleBatch, index: IntArray, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, where the ids of each begin, and the ids."""
+        ids = [entry.ids for entry in _lists(self.states.allowed, batch.rows_np[index])]
+        starts = np.cumsum([0, *map(len, ids)], dtype=np.int64)
+        return upload(index, device), upload(starts, device), upload(np.concatenate(ids), device)
 
 
 @dataclass(slots=True)
@@ -79,7 +78,7 @@ class LogitBias:
 
     def apply(self, logits: Tensor, batch: SampleBatch, index: IntArray) -> None:
         entries = self._cache.get(self.states, batch, lambda: flatten(self.states.bias, batch.rows_np, index, logits.device))
-        entries.add_to(logits, entries.values)
+        self.states.ops.add_to_tokens(logits, entries.lines, entries.ids, entries.values)
 
 
 @dataclass(slots=True)
@@ -88,10 +87,15 @@ class MinTokens:
 
     states: RowStates
     feature: int = Feature.MIN_TOKENS
-    _cache: Cached[Entries] = field(default_factory=Cached)
+    _cache: Cached[tuple[Entries, Tensor]] = field(default_factory=Cached)
 
     def apply(self, logits: Tensor, batch: SampleBatch, index: IntArray) -> None:
-        entries = self._cache.get(self.states, batch, lambda: flatten(self.states.stops, batch.rows_np, index, logits.device))
+        entries, first_free = self._cache.get(self.states, batch, lambda: self._entries(batch, index, logits.device))
+        too_early = batch.positions[entries.lines] + 1 < first_free
+        self.states.ops.add_to_tokens(logits, entries.lines, entries.ids, torch.where(too_early, NEG_INF, 0.0))
+
+    def _entries(self, batch: SampleBatch, index: IntArray, device: torch.device) -> tuple[Entries, Tensor]:
+        """The ids that would end an output, and for each the first position where it may stand."""
+        entries = flatten(self.states.stops, batch.rows_np, index, device)
         first_free = self.states.column("num_prompt_tokens") + self.states.column("min_tokens")  # [R]
-        too_early = batch.positions + 1 < first_free[batch.rows]  # [L]
-        entries.add_to(logits, torch.where(too_early[entries.where[0]], NEG_INF, entries.values))
+        return entries, first_free[batch.rows[entries.lines]]

@@ -17,18 +17,18 @@ MAX_SLICE_ELEMENTS = 1 << 24
 
 
 def compute_prompt_logprobs(
-    hidden: Tensor, target_ids: Tensor, num_top: int, vocab_size: int, logits_fn: Callable[[Tensor], Tensor], op: TokenLogprobsOp
+    rows: Tensor, target_ids: Tensor, num_top: int, vocab_size: int, logits_fn: Callable[[Tensor], Tensor], op: TokenLogprobsOp
 ) -> list[LogprobTensors]:
-    """Logprobs of target_ids [N] given hidden states [N, H] of the tokens before them.
+    """Logprobs of target_ids [N] given the hidden states of the tokens before them, which are rows [N] of the step's.
 
-    `logits_fn` is the model's head: [n, H] -> [n, V] float32; it is given at most 1024 rows, fewer for a large
-    vocabulary. Returns the slices' results in order.
+    `logits_fn` is the step's head: [n] rows -> their logits [n, V] float32, of which nothing is kept; it is given at most
+    1024 rows, fewer for a large vocabulary. Returns the slices' results in order.
     """
     step = max(1, min(MAX_SLICE_ROWS, MAX_SLICE_ELEMENTS // vocab_size))
     results = []
-    for start in range(0, hidden.shape[0], step):
+    for start in range(0, rows.shape[0], step):
         part = slice(start, start + step)
-        results.append(compute_logprobs(logits_fn(hidden[part]), target_ids[part], num_top, op))
+        results.append(compute_logprobs(logits_fn(rows[part]), target_ids[part], num_top, op))
     return results
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from canter.core.sampling_params import SamplingParams
 from canter.kernels.dispatch import bind
+from canter.kernels.ops import Kernel
 from canter.runner.sampling.random import seed_key
 from canter.runner.sampling.rows import IntArray, upload
 
@@ -78,9 +79,12 @@ class SamplingOps:
     """The ops of `kernels/reference/sampling.py`, as they are served on a device."""
 
     def __init__(self, device: torch.device) -> None:
-        names = ("greedy_tokens", "draw_tokens", "keep_tokens", "penalize", "token_logprobs")
-        ops = (bind(name, device.type, torch.float32) for name in names)
-        self.greedy_tokens, self.draw_tokens, self.keep_tokens, self.penalize, self.token_logprobs = ops
+        def op(name: str) -> Kernel:
+            return bind(name, device.type, torch.float32)
+
+        self.greedy_tokens, self.draw_tokens, self.keep_tokens = op("greedy_tokens"), op("draw_tokens"), op("keep_tokens")
+        self.allow_tokens, self.add_to_tokens, self.penalize = op("allow_tokens"), op("add_to_tokens"), op("penalize")
+        self.token_logprobs = op("token_logprobs")
 
 
 @dataclass(slots=True)

@@ -27,8 +27,8 @@ def group_logprobs(raw: torch.Tensor, index: np.ndarray, counts: np.ndarray, cho
     return module.group_logprobs(raw, index, counts, chosen, token_logprobs)
 
 
-def compute_prompt_logprobs(hidden: torch.Tensor, targets: torch.Tensor, num_top: int, vocab_size: int, fn: Any) -> list[LogprobTensors]:
-    return prompt_module.compute_prompt_logprobs(hidden, targets, num_top, vocab_size, fn, token_logprobs)
+def compute_prompt_logprobs(rows: torch.Tensor, targets: torch.Tensor, num_top: int, vocab_size: int, fn: Any) -> list[LogprobTensors]:
+    return prompt_module.compute_prompt_logprobs(rows, targets, num_top, vocab_size, fn, token_logprobs)
 
 
 def random_logits(num_rows: int, vocab_size: int, seed: int = 0) -> torch.Tensor:
@@ -88,9 +88,9 @@ def test_prompt_logprobs_take_the_head_in_slices(num_positions: int) -> None:
 
     def logits_fn(rows: torch.Tensor) -> torch.Tensor:
         seen.append(len(rows))
-        return rows @ head
+        return hidden[rows] @ head
 
-    results = compute_prompt_logprobs(hidden, targets, 3, 40, logits_fn)
+    results = compute_prompt_logprobs(torch.arange(num_positions), targets, 3, 40, logits_fn)
     assert sum(seen) == num_positions and max(seen) <= 1024
     entries = prompt_entries([tensor for result in results for tensor in result.tensors])
     whole = compute_logprobs(hidden @ head, targets, 3)
@@ -106,7 +106,7 @@ def test_slices_shrink_with_the_vocabulary() -> None:
         seen.append(len(rows))
         return torch.zeros(len(rows), 1 << 18)
 
-    compute_prompt_logprobs(torch.zeros(70, 4), torch.zeros(70, dtype=torch.int64), 0, 1 << 18, logits_fn)
+    compute_prompt_logprobs(torch.arange(70), torch.zeros(70, dtype=torch.int64), 0, 1 << 18, logits_fn)
     assert seen == [64, 6]
 
 
