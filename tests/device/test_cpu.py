@@ -96,9 +96,10 @@ def test_an_exit_in_the_middle_of_work_waits_for_it() -> None:
     script = """
 import torch
 from canter.device import CpuDevice
+from canter.kernels.inputs import packed_floats
 from canter.kernels.native.dense import linear
 device = CpuDevice(1)
-x, w = torch.ones(512, 2048), torch.ones(2048, 2048)
+x, w = torch.ones(512, 2048), packed_floats("f32", torch.ones(2048, 2048))
 device.launch(lambda: [linear(x, w, None) for _ in range(5)] and print("done", flush=True))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
