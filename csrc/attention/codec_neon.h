@@ -9,13 +9,13 @@ namespace canter::neon {
 struct CodecF32 {
     using Element = float;
     static constexpr int lanes = 1;
+    static constexpr int step = 1;
+    static constexpr bool split = false;
     static constexpr float factor = 1.0f;
     static constexpr int convert_rows = 24;
-    using Raw = float32x4_t;
-    static Raw raw(const char* p) { return vld1q_f32(reinterpret_cast<const float*>(p)); }
     template <int H>
-    static float32x4_t get(Raw r) {
-        return r;
+    static float32x4_t key(const char* p, std::int64_t) {
+        return load(reinterpret_cast<const float*>(p));
     }
     static float32x4_t load(const Element* p) { return vld1q_f32(p); }
 };
@@ -23,12 +23,13 @@ struct CodecF32 {
 struct CodecBF16 {
     using Element = bf16;
     static constexpr int lanes = 2;
+    static constexpr int step = 2;
+    static constexpr bool split = false;
     static constexpr float factor = 1.0f;
     static constexpr int convert_rows = 24;
-    using Raw = uint32x4_t;
-    static Raw raw(const char* p) { return vreinterpretq_u32_u8(vld1q_u8(reinterpret_cast<const std::uint8_t*>(p))); }
     template <int H>
-    static float32x4_t get(Raw r) {
+    static float32x4_t key(const char* p, std::int64_t) {
+        const uint32x4_t r = vreinterpretq_u32_u8(vld1q_u8(reinterpret_cast<const std::uint8_t*>(p)));
         return vreinterpretq_f32_u32(H == 0 ? vshlq_n_u32(r, 16) : vandq_u32(r, vdupq_n_u32(0xffff0000u)));
     }
     static float32x4_t load(const Element* p) { return Vec::load(p); }
@@ -36,14 +37,14 @@ struct CodecBF16 {
 
 struct CodecF16 {
     using Element = f16;
-    static constexpr int lanes = 2;
+    static constexpr int lanes = 1;
+    static constexpr int step = 2;
+    static constexpr bool split = false;
     static constexpr float factor = 1.0f;
     static constexpr int convert_rows = 24;
-    using Raw = uint32x4_t;
-    static Raw raw(const char* p) { return CodecBF16::raw(p); }
     template <int H>
-    static float32x4_t get(Raw r) {
-        return vcvt_f32_f16(vreinterpret_f16_u16(H == 0 ? vmovn_u32(r) : vshrn_n_u32(r, 16)));
+    static float32x4_t key(const char* p, std::int64_t row) {
+        return load(reinterpret_cast<const Element*>(p + H * row));
     }
     static float32x4_t load(const Element* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits))); }
     static void store(Element* p, float32x4_t v) { vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(v))); }
@@ -53,6 +54,8 @@ struct CodecF16 {
 struct CodecFP8 {
     using Element = std::uint8_t;
     static constexpr int lanes = 4;
+    static constexpr int step = 4;
+    static constexpr bool split = false;
     static constexpr float factor = 256.0f;
     static constexpr int convert_rows = 5;
     struct Raw {
@@ -73,6 +76,10 @@ struct CodecFP8 {
         const uint16x8_t pair = H < 2 ? r.first : r.second;
         return vcvt_f32_f16(vreinterpret_f16_u16(H % 2 == 0 ? vget_low_u16(pair) : vget_high_u16(pair)));
     }
+    template <int H>
+    static float32x4_t key(const char* p, std::int64_t) {
+        return get<H>(raw(p));
+    }
     static float32x4_t load(const Element* p) {
         std::uint32_t codes;
         std::memcpy(&codes, p, sizeof codes);
@@ -83,6 +90,8 @@ struct CodecFP8 {
 struct CodecI8 {
     using Element = std::int8_t;
     static constexpr int lanes = 4;
+    static constexpr int step = 4;
+    static constexpr bool split = false;
     static constexpr float factor = 1.0f;
     static constexpr int convert_rows = 5;
     using Raw = int32x4_t;
@@ -90,6 +99,10 @@ struct CodecI8 {
     template <int H>
     static float32x4_t get(Raw r) {
         return vcvtq_f32_s32(vshrq_n_s32(vshlq_n_s32(r, 24 - 8 * H), 24));
+    }
+    template <int H>
+    static float32x4_t key(const char* p, std::int64_t) {
+        return get<H>(raw(p));
     }
     static float32x4_t load(const Element* p) {
         std::int32_t codes;
