@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import math
+import mmap
 import os
 import queue
 import threading
@@ -18,6 +19,8 @@ import torch
 from canter.device.base import Done, HostCopy, Pending
 
 T = TypeVar("T")
+
+_HUGE_PAGE = 2 << 20
 
 DEFAULT_CACHE_BYTES = 4 * 2**30
 """A machine that serves is often a machine that somebody works on: more is asked for, not taken."""
@@ -60,9 +63,16 @@ class CpuDevice:
         return tensor
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        # numpy asks the system for zeroed pages, which exist only once they are touched; torch would write them all.
+        # The system's zeroed pages exist only once they are touched; torch would write them all. Large ones, where the system
+        # grants them, save look-ups when a long context is read.
         num_bytes = math.prod(shape) * dtype.itemsize
-        return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
+        if num_bytes < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+            return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
+        memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        room = torch.frombuffer(memory, dtype=torch.uint8)  # keeps the mapping alive
+        begin = -room.data_ptr() % _HUGE_PAGE
+        return room[begin : begin + num_bytes].view(dtype).view(shape)
 
     def free_bytes(self) -> int:
         return available_memory()
