@@ -23,7 +23,7 @@ import math
 import signal
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -131,11 +131,18 @@ class Turns:
 
 
 class Comparison:
-    """All rows of one command line."""
+    """All rows of one command line. A rival that takes minutes to load stays, paused, for the next row that wants it so."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, rows: Sequence[Row]) -> None:
         self.options = options
+        self.rows = rows
         self.threads = options.threads or limits.num_processors()
+        self._rival: tuple[tuple[str, str], engines.Contestant] | None = None
+
+    def close(self) -> None:
+        if self._rival is not None:
+            self._rival[1].close()
+            self._rival = None
 
     # Places
 
@@ -182,6 +189,13 @@ class Comparison:
 
     # Measuring
 
+    def rival_for(self, row: Row) -> engines.Contestant:
+        key = row.rival, self.model_for(row)
+        if self._rival is None or self._rival[0] != key:
+            self.close()
+            self._rival = key, self.open_rival(row)
+        return self._rival[1]
+
     def open_rival(self, row: Row) -> engines.Contestant:
         place, model = self.place(row.rival), self.model_for(row)
         if row.rival == "llama.cpp":
@@ -189,7 +203,8 @@ class Comparison:
         if row.rival == "llama-server":
             return engines.LlamaServer(place, model, self.threads)
         if row.rival == "vllm-cpu":
-            return engines.open_vllm(place, model, self.threads, self.max_len(row), self.vllm_dtype())
+            longest = max(self.max_len(one) for one in self.rows if one.work in WORKS and (one.rival, one.model) == (row.rival, row.model))
+            return engines.open_vllm(place, model, self.threads, longest, self.vllm_dtype())
         if row.rival == "openvino-genai":
             return engines.open_openvino(place, model, self.threads)
         if self.options.ik_llama:
@@ -197,15 +212,16 @@ class Comparison:
         return engines.open_ik_bindings(place, model, self.threads)
 
     def run(self, row: Row) -> Turns:
+        if row.work in SERVED:
+            self.close()
         if row.work == "start":
             return self.run_starts(row)
         return self.run_memory(row) if row.work == "memory" else self.run_speeds(row)
 
     def run_speeds(self, row: Row) -> Turns:
         turns, cost = Turns(), None
-        rival = self.open_rival(row)
+        rival = self.rival_for(row)
         with contextlib.ExitStack() as stack:
-            stack.callback(rival.close)
             canter = engines.open_canter(self.canter_arguments(row))
             stack.callback(canter.close)
             cost = row_cost(row, self.model_for(row))
@@ -402,16 +418,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main() -> int:
-    parser = build_parser()
-    options = parser.parse_args()
-    try:
-        rows = chosen_rows(options.rows)
-    except ValueError as error:
-        parser.error(str(error))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every engine that was started is ended
-    comparison = Comparison(options)
-    results: list[dict[str, Any]] = []
+def run_rows(comparison: Comparison, rows: list[Row]) -> list[dict[str, Any]]:
+    """The rows that can run, one after the other; with `--list` they are only shown."""
+    options, results = comparison.options, []
     for row in rows:
         try:
             comparison.place(row.rival), comparison.model_for(row)
@@ -429,10 +438,25 @@ def main() -> int:
         except (EngineFailed, OSError) as error:
             say(f"{row}: {error}")
             results.append(row._asdict() | {"error": str(error)})
+            comparison.close()  # a rival that failed is not asked again
         if options.json:  # after every row: a long run that is cut short keeps what it has
             Path(options.json).write_text(
                 json.dumps({"canter": __version__, "threads": comparison.threads, "rows": results}, indent=2) + "\n"
             )
+    return results
+
+
+def main() -> int:
+    parser = build_parser()
+    options = parser.parse_args()
+    try:
+        rows = chosen_rows(options.rows)
+    except ValueError as error:
+        parser.error(str(error))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every engine that was started is ended
+    rows.sort(key=lambda row: (RIVALS.index(row.rival), row.model, row.work in SERVED))  # few starts of the slow ones
+    with contextlib.closing(Comparison(options, rows)) as comparison:
+        results = run_rows(comparison, rows)
     if results:
         print(show(results))
         ratios = [r["ratio"] for r in results if "ratio" in r]
