@@ -28,10 +28,12 @@ struct Traits {
     static constexpr int unpacked_bytes = code_bytes + 64 * ((per_output ? 0 : halves ? 2 : 1) + (minima || by_group ? 1 : 0));
 };
 
-// A row of x: its runs and, where a format wants them so, its codes as 16 bits: (0, 2), (1, 3) of every four elements.
+// A row of x: its runs and, where a format wants them so, its codes as 16 bits: (0, 2), (1, 3) of every four elements. The
+// scales lie side by side then, so that nothing is read of the runs: their other codes would only fill the first cache.
 struct Row {
     const RowRun* runs;
     const std::int16_t* wide;
+    const float* scales;
 };
 
 // What a kernel reads codes from: the packed panel itself ...
@@ -253,7 +255,7 @@ inline void accumulate(Source (&source)[P], const Row (&rows)[R], std::int64_t r
             }
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
-                const Floats scale_x = Ops::spread(&rows[r].runs[i].scale);
+                const Floats scale_x = Ops::spread(rows[r].scales + i);
 #pragma GCC unroll 4
                 for (int p = 0; p < P; ++p) {
                     if constexpr (T::per_output) add(r, p, Ops::to_floats(dots[r][p]), scale_x);
@@ -344,16 +346,20 @@ inline void accumulate(Source (&source)[P], const Row (&rows)[R], std::int64_t r
 inline constexpr std::int64_t kChunkRuns = 16;
 
 inline constexpr int kScratchRun = 1024 + 64 * 3;
+inline constexpr int kWideRun = 64 + 4;  // bytes of a run's codes in 16 bits, and of its scale
 
 inline std::int64_t quant_scratch(Format format, std::int64_t width, std::int64_t rows) {
     const std::int64_t runs = rows <= Ops::kFewRows ? row_runs(width) : kChunkRuns;
-    const std::int64_t wide = Ops::kSplitsBytes && quant_layout(format).bits == 8 ? rows * runs * 64 : 0;
+    const std::int64_t wide = Ops::kSplitsBytes && quant_layout(format).bits == 8 ? rows * runs * kWideRun : 0;
     return wide + (rows <= Ops::kFewRows ? 0 : Ops::kTilePanels * kChunkRuns * kScratchRun);
 }
 
-// Codes of a row as 16 bits.
-inline void widen_row(const RowRun* runs, std::int64_t count, std::int16_t* out) {
-    for (std::int64_t i = 0; i < count; ++i, out += 32) Ops::widen_row(runs[i].codes, out);
+// Codes of a row as 16 bits, and its scales.
+inline void widen_row(const RowRun* runs, std::int64_t count, std::int16_t* out, float* scales) {
+    for (std::int64_t i = 0; i < count; ++i, out += 32) {
+        Ops::widen_row(runs[i].codes, out);
+        scales[i] = runs[i].scale;
+    }
 }
 
 template <class T>
@@ -369,8 +375,14 @@ inline void few_rows(const QuantTile& t, std::int64_t block_bytes, std::int64_t 
     const std::int64_t runs = row_runs(t.w->width);
     Row rows[R];
     for (int r = 0; r < R; ++r) {
-        rows[r] = {x + r * pitch, reinterpret_cast<const std::int16_t*>(scratch) + r * runs * 32};
-        if constexpr (T::wide) widen_row(rows[r].runs, runs, reinterpret_cast<std::int16_t*>(scratch) + r * runs * 32);
+        rows[r] = {x + r * pitch, nullptr, nullptr};
+        if constexpr (T::wide) {
+            auto* wide = reinterpret_cast<std::int16_t*>(scratch) + r * runs * 32;
+            float* scales = reinterpret_cast<float*>(scratch + R * runs * 64) + r * runs;
+            widen_row(rows[r].runs, runs, wide, scales);
+            rows[r].wide = wide;
+            rows[r].scales = scales;
+        }
     }
     alignas(64) float sums[R * 16];
     for (std::int64_t n = t.panel_begin; n < t.panel_end; ++n) {
@@ -387,13 +399,14 @@ inline void few_rows(const QuantTile& t, std::int64_t block_bytes, std::int64_t 
 
 // R rows times P unpacked panels over `runs` runs, added to `out` or, for the first of them, set there.
 template <class T, int R, int P>
-inline void tile_rows(const std::uint8_t* unpacked, const RowRun* x, std::int64_t pitch, const std::int16_t* wide, std::int64_t wide_pitch,
+inline void tile_rows(const std::uint8_t* unpacked, const RowRun* x, std::int64_t pitch, const std::int16_t* wide, const float* scales,
                       std::int64_t runs, float* out, std::int64_t out_stride, bool first) {
     alignas(64) float sums[R * P * 16];
     Row rows[R];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-        rows[r] = {x + r * pitch, wide + r * wide_pitch};
+        const std::int64_t skipped = T::wide ? r * kChunkRuns : 0;
+        rows[r] = {x + r * pitch, wide + skipped * 32, scales + skipped};
         for (int p = 0; p < P; ++p) {
             Ops::store_floats(sums + 16 * (r * P + p), first ? Ops::zero_floats() : Ops::load_floats(out + r * out_stride + 16 * p));
         }
@@ -416,7 +429,7 @@ inline void tile_rows(const std::uint8_t* unpacked, const RowRun* x, std::int64_
 #endif
 
 template <class T, int P>
-inline void tile_panels(const std::uint8_t* unpacked, const RowRun* x, std::int64_t pitch, const std::int16_t* wide, std::int64_t wide_pitch,
+inline void tile_panels(const std::uint8_t* unpacked, const RowRun* x, std::int64_t pitch, const std::int16_t* wide, const float* scales,
                         std::int64_t rows, std::int64_t runs, float* out, std::int64_t out_stride, bool first) {
     std::int64_t r = 0;
 #if defined(CANTER_AMX)
@@ -424,7 +437,8 @@ inline void tile_panels(const std::uint8_t* unpacked, const RowRun* x, std::int6
 #endif
     const auto tiles = [&]<int R>() {
         for (; r + R <= rows; r += R) {
-            tile_rows<T, R, P>(unpacked, x + r * pitch, pitch, wide + r * wide_pitch, wide_pitch, runs, out + r * out_stride, out_stride, first);
+            const std::int64_t skipped = T::wide ? r * kChunkRuns : 0;
+            tile_rows<T, R, P>(unpacked, x + r * pitch, pitch, wide + skipped * 32, scales + skipped, runs, out + r * out_stride, out_stride, first);
         }
     };
     tiles.template operator()<Ops::kTileRows>();
@@ -436,8 +450,9 @@ inline void tile_panels(const std::uint8_t* unpacked, const RowRun* x, std::int6
 template <class T>
 inline void many_rows(const QuantTile& t, std::int64_t block_bytes, std::int64_t panel_bytes, const RowRun* x, std::int64_t pitch,
                       std::uint8_t* scratch) {
-    const std::int64_t runs = row_runs(t.w->width), rows = t.row_end - t.row_begin, wide_pitch = T::wide ? kChunkRuns * 32 : 0;
-    std::int16_t* wide = reinterpret_cast<std::int16_t*>(scratch + Ops::kTilePanels * kChunkRuns * kScratchRun);
+    const std::int64_t runs = row_runs(t.w->width), rows = t.row_end - t.row_begin;
+    auto* wide = reinterpret_cast<std::int16_t*>(scratch + Ops::kTilePanels * kChunkRuns * kScratchRun);
+    auto* scales = reinterpret_cast<float*>(wide + (T::wide ? rows * kChunkRuns * 32 : 0));
 #if defined(CANTER_AMX)
     const TilesInUse tiles;
 #endif
@@ -445,7 +460,7 @@ inline void many_rows(const QuantTile& t, std::int64_t block_bytes, std::int64_t
     for (std::int64_t begin = 0; begin < runs; begin += kChunkRuns) {
         const std::int64_t count = begin + kChunkRuns < runs ? kChunkRuns : runs - begin;
         if constexpr (T::wide) {
-            for (std::int64_t r = 0; r < rows; ++r) widen_row(x + r * pitch + begin, count, wide + r * wide_pitch);
+            for (std::int64_t r = 0; r < rows; ++r) widen_row(x + r * pitch + begin, count, wide + r * (kChunkRuns * 32), scales + r * kChunkRuns);
         }
         std::int64_t n = t.panel_begin;
         const auto panels = [&]<int P>() {
@@ -455,7 +470,7 @@ inline void many_rows(const QuantTile& t, std::int64_t block_bytes, std::int64_t
                                    scratch + p * kChunkRuns * T::unpacked_bytes);
                 }
                 float* out = t.out + (n - t.panel_begin) * 16;
-                tile_panels<T, P>(scratch, x + begin, pitch, wide, wide_pitch, rows, count, out, t.out_stride, begin == 0);
+                tile_panels<T, P>(scratch, x + begin, pitch, wide, scales, rows, count, out, t.out_stride, begin == 0);
             }
         };
         if constexpr (Ops::kTilePanels > 1) panels.template operator()<Ops::kTilePanels>();
