@@ -86,9 +86,6 @@ void use_threads(int count) { set_num_threads(count); }
 
 }  // namespace canter::test
 
-// A resized pool leaves its predecessor behind on purpose (parallel/thread_pool.cpp).
-extern "C" const char* __lsan_default_suppressions() { return "leak:canter::set_num_threads\nleak:ThreadPool\n"; }
-
 int main(int argc, char** argv) {
     using namespace canter::test;
     int count = 0, failed = 0;
