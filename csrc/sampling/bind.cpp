@@ -44,6 +44,14 @@ void bind_add(Address logits, Address lines, Address ids, Address values, std::i
     add_to_tokens({at<float>(logits), at<std::int64_t>(lines), at<std::int64_t>(ids), at<float>(values), count, rows, vocab});
 }
 
+void bind_forbid(Address logits, Address lines, Address last, Address prefixes, Address lengths, Address rows, Address first, Address drafts,
+                 Address token_ids, Address total_len, Address input_ids, std::int64_t count, std::int64_t longest, std::int64_t num_rows,
+                 std::int64_t width, std::int64_t num_lines, std::int64_t vocab) {
+    forbid_words({at<float>(logits), at<std::int64_t>(lines), at<std::int64_t>(last), at<std::int64_t>(prefixes), at<std::int64_t>(lengths),
+                  at<std::int64_t>(rows), at<std::int64_t>(first), at<std::int64_t>(drafts), at<std::int32_t>(token_ids),
+                  at<std::int32_t>(total_len), at<std::int64_t>(input_ids), count, longest, num_rows, width, num_lines, vocab});
+}
+
 void bind_logprobs(Address logits, Address chosen, Address ids, Address logprobs, Address ranks, std::int64_t rows, std::int64_t vocab,
                    std::int64_t top) {
     token_logprobs({at<float>(logits), at<std::int64_t>(chosen), at<std::int64_t>(ids), at<float>(logprobs), at<std::int64_t>(ranks), rows, vocab, top});
@@ -89,6 +97,7 @@ void bind_sampling(nb::module_& m) {
     m.attr("MAX_TOP_LOGPROBS") = kMaxTop;
     // Short: giving the interpreter away and taking it back would cost more than they do.
     m.def("add_to_tokens", &bind_add);
+    m.def("forbid_words", &bind_forbid);
     m.def("gather_step", &bind_gather);
     m.def("advance_step", &bind_advance);
 }
