@@ -295,8 +295,12 @@ inline __m512bh pair_bf16(__m512 a, __m512 b) {  // the lower half from b
 // SIMDe 0.7.4 gives _mm512_madd_epi16 the arguments of its masked form.
 namespace canter::emulated {
 inline __m512i madd(__m512i a, __m512i b) { return join(_mm256_madd_epi16(low(a), low(b)), _mm256_madd_epi16(high(a), high(b))); }
+inline __m512i multiply(__m512i a, __m512i b) { return join(_mm256_mullo_epi32(low(a), low(b)), _mm256_mullo_epi32(high(a), high(b))); }
 inline __m512i maddubs(__m512i a, __m512i b) { return join(_mm256_maddubs_epi16(low(a), low(b)), _mm256_maddubs_epi16(high(a), high(b))); }
 }  // namespace canter::emulated
+// SIMDe multiplies as signed integers, whose overflow is not defined.
+#undef _mm512_mullo_epi32
+#define _mm512_mullo_epi32(a, b) (canter::emulated::multiply((__m512i)(a), (__m512i)(b)))
 #undef _mm512_madd_epi16
 #undef _mm512_maddubs_epi16
 #define _mm512_madd_epi16(a, b) (canter::emulated::madd(a, b))

@@ -11,8 +11,10 @@ namespace {
 
 #if defined(CANTER_X86)
 constexpr const SamplingTable* kTables[kNumIsas] = {&kScalarSampling, &kAvx2Sampling, &kAvx512Sampling, nullptr, nullptr};
+#elif defined(CANTER_ARM)
+constexpr const SamplingTable* kTables[kNumIsas] = {&kScalarSampling, nullptr, nullptr, nullptr, nullptr, nullptr, &kNeonSampling};
 #else
-constexpr const SamplingTable* kTables[kNumIsas] = {&kScalarSampling, nullptr, nullptr, nullptr, nullptr};
+constexpr const SamplingTable* kTables[kNumIsas] = {&kScalarSampling};
 #endif
 
 template <class Args>
