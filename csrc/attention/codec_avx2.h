@@ -46,7 +46,9 @@ struct CodecF16 : CacheF16 {
         return load(reinterpret_cast<const Element*>(p + H * row));
     }
     static __m256 load(const Element* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
-    static void store(Element* p, __m256 v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
+    static void store(Element* p, __m256 v) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+    }
 };
 
 // The seven bits below the sign, put where a half float has its exponent and significand, make a 256th of the value, and the
@@ -62,7 +64,8 @@ struct CodecFP8 : CacheFP8 {
         return _mm256_or_si256(size, _mm256_and_si256(_mm256_slli_epi16(wide, 8), _mm256_set1_epi16(static_cast<short>(0x8000))));
     }
     __attribute__((always_inline)) static Raw raw(const char* p) {
-        const __m256i turn = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        const __m256i turn =
+            _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
         const __m256i turned = _mm256_shuffle_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), turn);
         const __m256i rows = _mm256_permutevar8x32_epi32(turned, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
         return {halves(_mm256_castsi256_si128(rows)), halves(_mm256_extracti128_si256(rows, 1))};

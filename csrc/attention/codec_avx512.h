@@ -22,7 +22,8 @@ struct CodecBF16 : CacheBF16 {
     }
     template <int H>
     static __m512 half(__m512i r) {
-        return _mm512_castsi512_ps(H == 0 ? _mm512_slli_epi32(r, 16) : _mm512_and_si512(r, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+        return _mm512_castsi512_ps(H == 0 ? _mm512_slli_epi32(r, 16)
+                                          : _mm512_and_si512(r, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
     }
     static void load_split(const Element* p, __m512& even, __m512& odd) {
         const __m512i r = _mm512_loadu_si512(p);
@@ -87,7 +88,8 @@ struct CodecFP8 : CacheFP8 {
         const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
         __m256i size = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(0x3f80));
         size = _mm256_or_si256(size, _mm256_cmpeq_epi16(size, _mm256_set1_epi16(0x3f80)));
-        return _mm512_cvtph_ps(_mm256_or_si256(size, _mm256_and_si256(_mm256_slli_epi16(wide, 8), _mm256_set1_epi16(static_cast<short>(0x8000)))));
+        return _mm512_cvtph_ps(
+            _mm256_or_si256(size, _mm256_and_si256(_mm256_slli_epi16(wide, 8), _mm256_set1_epi16(static_cast<short>(0x8000)))));
     }
 };
 

@@ -92,7 +92,9 @@ Truncated truncate(const std::vector<float>& row, const Limits& limits) {
     const float peak = value(0), floor = limits.min_p > 0 ? peak + std::log(limits.min_p) : -kInf;
     const std::int64_t vocab = static_cast<std::int64_t>(row.size());
     std::int64_t count = 0;
-    while (count < vocab && value(count) > -kInf && value(count) >= floor && value(count) >= value(std::min(limits.top_k, vocab) - 1)) ++count;
+    while (count < vocab && value(count) > -kInf && value(count) >= floor && value(count) >= value(std::min(limits.top_k, vocab) - 1)) {
+        ++count;
+    }
     t.least = t.most = count;
     if (limits.top_p >= 1.0) return t;
     double total = 0, before = 0;
@@ -116,8 +118,8 @@ TEST(keep_tokens) {
             const std::vector<std::int64_t> top_k(rows, limits.top_k);
             const std::vector<double> top_p(rows, limits.top_p);
             const auto keep = [&](Buffer<float>& out, std::int64_t row, std::int64_t count) {
-                keep_tokens({out.data() + row * vocab, nullptr, top_k.data(), top_p.data(), log_min_p.data(), nullptr, nullptr, nullptr, nullptr, nullptr,
-                             count, vocab, 0});
+                keep_tokens({out.data() + row * vocab, nullptr, top_k.data(), top_p.data(), log_min_p.data(), nullptr, nullptr, nullptr,
+                             nullptr, nullptr, count, vocab, 0});
             };
             Buffer<float> kept = logits, alone = logits;
             use_threads(4);
@@ -143,7 +145,8 @@ float score_of(float value, std::int64_t seed, std::int64_t position, std::uint6
     key = (key ^ key >> 30) * 0xBF58476D1CE4E5B9u;
     key = (key ^ key >> 27) * 0x94D049BB133111EBu;
     key ^= key >> 31;
-    std::uint32_t x = ((static_cast<std::uint32_t>(salt) ^ static_cast<std::uint32_t>(key)) + static_cast<std::uint32_t>(key >> 32)) * 0x7FEB352Du;
+    std::uint32_t x =
+        ((static_cast<std::uint32_t>(salt) ^ static_cast<std::uint32_t>(key)) + static_cast<std::uint32_t>(key >> 32)) * 0x7FEB352Du;
     x = (x ^ x >> 15) * 0x846CA68Bu;
     x = (x ^ x >> 16) * 0x9E3779B1u;
     const std::int32_t bits = static_cast<std::int32_t>(x) ^ (static_cast<std::int32_t>(x) >> 15);
@@ -171,8 +174,8 @@ TEST(draw_tokens) {
             const std::vector<std::int64_t> top_k(rows, limits.top_k);
             const std::vector<double> top_p(rows, limits.top_p);
             const auto draw = [&](std::int64_t row, std::int64_t count, Buffer<float>& score, Buffer<std::int64_t>& token) {
-                draw_tokens({logits.data() + row * vocab, temperature.data() + row, top_k.data(), top_p.data(), log_min_p.data(), seeds.data() + row,
-                             positions.data() + row, salts.data(), score.data(), token.data(), count, vocab, offset});
+                draw_tokens({logits.data() + row * vocab, temperature.data() + row, top_k.data(), top_p.data(), log_min_p.data(),
+                             seeds.data() + row, positions.data() + row, salts.data(), score.data(), token.data(), count, vocab, offset});
             };
             use_threads(4);
             draw(0, rows, scores, tokens);
@@ -245,8 +248,8 @@ TEST(penalize) {
             }
             for_threads([&] {
                 Buffer<float> found = logits;
-                penalize({found.data(), lines.data(), count_rows.data(), counts.data(), repetition.data(), frequency.data(), presence.data(),
-                          draft_ids.data(), draft_counts.data(), rows, vocab, used, in_prompt});
+                penalize({found.data(), lines.data(), count_rows.data(), counts.data(), repetition.data(), frequency.data(),
+                          presence.data(), draft_ids.data(), draft_counts.data(), rows, vocab, used, in_prompt});
                 for (std::int64_t i = 0; i < rows * vocab; ++i) CHECK(found[i] == expected[i]);
             });
         }
@@ -268,7 +271,8 @@ TEST(token_logprobs) {
             token_logprobs({logits.data(), chosen.data(), ids.data(), found.data(), ranks.data(), rows, vocab, top});
             use_threads(1);
             for (std::int64_t r = 0; r < rows; ++r) {
-                token_logprobs({logits.data() + r * vocab, chosen.data() + r, alone_ids.data(), alone.data(), alone_rank.data(), 1, vocab, top});
+                token_logprobs(
+                    {logits.data() + r * vocab, chosen.data() + r, alone_ids.data(), alone.data(), alone_rank.data(), 1, vocab, top});
                 check_same_bits("token_logprobs, a row alone", alone.data(), found.data() + r * each, each);
                 const std::vector<float> row = row_of(logits, r, vocab);
                 const std::vector<std::int64_t> order = sorted_ids(row);
@@ -279,7 +283,8 @@ TEST(token_logprobs) {
                 for (std::int64_t j = 0; j < each; ++j) {
                     const std::int64_t id = j ? order[std::size_t(j - 1)] : chosen[r];
                     CHECK(ids[r * each + j] == id && alone_ids[j] == id);
-                    check_close("token_logprobs", r * each + j, found[r * each + j], row[std::size_t(id)] - peak - std::log(total), 1e-6, 1e-5);
+                    check_close("token_logprobs", r * each + j, found[r * each + j], row[std::size_t(id)] - peak - std::log(total), 1e-6,
+                                1e-5);
                 }
             }
         }
@@ -322,7 +327,8 @@ TEST_ONCE(edits_of_logits) {
 }
 
 // One word at a time: whether it is forbidden after the known tokens, drafts and all.
-bool forbids(const std::vector<std::int64_t>& prefix, std::vector<std::int32_t> known, const std::vector<std::int64_t>& drafts, std::int64_t first) {
+bool forbids(const std::vector<std::int64_t>& prefix, std::vector<std::int32_t> known, const std::vector<std::int64_t>& drafts,
+             std::int64_t first) {
     constexpr std::int64_t vocab = 10, row = 1;
     const std::int64_t width = static_cast<std::int64_t>(known.size()) + 1, longest = static_cast<std::int64_t>(prefix.size()) + 1;
     const std::int64_t length = longest - 1, num_drafts = static_cast<std::int64_t>(drafts.size()), line = 1 + num_drafts, last = 4;
@@ -357,12 +363,13 @@ TEST_ONCE(forbid_words) {
     };
     const auto call = [&](const Word& w) {
         total_len[0] = w.known;
-        forbid_words({logits.data(), &w.line, &w.last, &w.prefix, &w.length, &w.row, &w.first, &w.drafts, token_ids.data(), total_len.data(), inputs.data(),
-                      1, 1, 1, 3, 2, 5});
+        forbid_words({logits.data(), &w.line, &w.last, &w.prefix, &w.length, &w.row, &w.first, &w.drafts, token_ids.data(),
+                      total_len.data(), inputs.data(), 1, 1, 1, 3, 2, 5});
     };
     call({});
-    for (const Word& wrong : {Word{.line = 2}, Word{.line = -1}, Word{.last = 5}, Word{.last = -1}, Word{.length = 2}, Word{.length = -1}, Word{.row = 1},
-                              Word{.row = -1}, Word{.first = -1}, Word{.drafts = 3}, Word{.drafts = -1}, Word{.known = 4}, Word{.known = -1}}) {
+    for (const Word& wrong :
+         {Word{.line = 2}, Word{.line = -1}, Word{.last = 5}, Word{.last = -1}, Word{.length = 2}, Word{.length = -1}, Word{.row = 1},
+          Word{.row = -1}, Word{.first = -1}, Word{.drafts = 3}, Word{.drafts = -1}, Word{.known = 4}, Word{.known = -1}}) {
         check_throws<std::out_of_range>("forbid_words", [&] { call(wrong); });
     }
 }
