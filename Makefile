@@ -15,10 +15,14 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 # Compiler processes of the native tests.
 JOBS ?= 2
+# What an Arm build of the native core compiles, without what needs Python's headers, and how to see that it would compile.
+ARM_CXX := aarch64-linux-gnu-g++
+ARM_SOURCES := $(shell find csrc -name '*.cpp' 2>/dev/null | grep -vE '_(avx2|avx512.*|amx)\.cpp$$|/bind(ings)?\.cpp$$|^csrc/program/')
+ARM_SYNTAX := $(ARM_CXX) -std=c++20 -ffp-contract=off -fsyntax-only -Wall -Wextra -Werror -DCANTER_ARM -Icsrc
 NATIVE_TESTS := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCANTER_TESTS=ON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo check test test-real test-native test-native-arm bench docs clean
+.PHONY: help setup dev demo check check-arm test test-real test-native test-native-arm bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -62,11 +66,20 @@ dev: setup $(STAMPS)/dev ## setup, and the tools that check and test need
 demo: setup $(STAMPS)/demo ## serve the bundled model and stream a chat answer from it
 	$(BIN)/python -m canter.cli.demo
 
-check: dev ## format, lint, types, architecture rules, documentation that matches the code
+check: dev check-arm ## format, lint, types, architecture rules, documentation that matches the code, Arm sources that compile
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_architecture.py tests/test_docs.py
+
+# The build that `dev` makes on x86 compiles every source of x86, those for AVX-512 and AMX included: only Arm's are left to try.
+check-arm: ## see that the native core would compile for Arm, where g++-aarch64-linux-gnu is installed
+ifeq ($(shell command -v $(ARM_CXX)),)
+	@echo "check-arm: SKIPPED. There is no $(ARM_CXX) here, so whether the Arm sources compile is not known."
+else
+	$(ARM_SYNTAX) $(filter-out %_neon_dot.cpp,$(ARM_SOURCES))
+	$(ARM_SYNTAX) -march=armv8.2-a+dotprod $(filter %_neon_dot.cpp,$(ARM_SOURCES))
+endif
 
 test: dev ## the whole suite but the slow tests
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)

@@ -21,15 +21,17 @@ namespace {
 
 void bind_rms_norm(Address x, Address residual, Address weight, Address out, Address total, int type, int weight_type, std::int64_t rows,
                    std::int64_t width, std::int64_t group, std::int64_t x_stride, float eps, bool plus_one, bool cast_first) {
-    rms_norm({at(x), at(residual), at(weight), at(out), at(total), dtype_of(type), dtype_of(weight_type), rows, width, group, x_stride, eps, plus_one,
-              cast_first});
+    rms_norm({at(x), at(residual), at(weight), at(out), at(total), dtype_of(type), dtype_of(weight_type), rows, width, group, x_stride, eps,
+              plus_one, cast_first});
 }
 
 void bind_gated(Address gate_up, Address out, int type, int activation, std::int64_t rows, std::int64_t width) {
     gated({at(gate_up), at(out), dtype_of(type), static_cast<Activation>(activation), rows, width});
 }
 
-void bind_softcap(Address x, Address out, int type, std::int64_t count, float cap) { softcap({at(x), at(out), dtype_of(type), count, cap}); }
+void bind_softcap(Address x, Address out, int type, std::int64_t count, float cap) {
+    softcap({at(x), at(out), dtype_of(type), count, cap});
+}
 
 const QuantLayout& layout_of(const std::string& type_name) {
     for (const QuantLayout& layout : kQuantLayouts) {
@@ -38,7 +40,8 @@ const QuantLayout& layout_of(const std::string& type_name) {
     throw std::invalid_argument("dequantize: unknown type " + type_name + ".");
 }
 
-void bind_dequantize(const std::string& type_name, Address data, std::int64_t num_bytes, std::int64_t num_elements, Address out, int out_type) {
+void bind_dequantize(const std::string& type_name, Address data, std::int64_t num_bytes, std::int64_t num_elements, Address out,
+                     int out_type) {
     const QuantLayout& layout = layout_of(type_name);
     if (num_elements < 0 || num_elements % layout.elements != 0 || num_elements / layout.elements * layout.bytes != num_bytes) {
         throw std::invalid_argument("dequantize: " + std::to_string(num_bytes) + " bytes of " + type_name + " do not hold " +

@@ -380,6 +380,25 @@ def add_to_tokens_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     return cases
 
 
+def forbid_words_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    """Words over few ids, so that prefixes are often there: whole, cut short by the output's start, and across drafts."""
+    cases: list[Case] = []
+    for vocab, number, longest, most_drafts in [(1, 1, 1, 0), (3, 60, 3, 0), (3, 200, 4, 3), (131, 5, 2, 1), (131, 0, 1, 0)]:
+
+        def numbers(low: int, high: int, *shape: int) -> Tensor:
+            return torch.randint(low, high, shape, generator=rng)
+
+        lines = numbers(most_drafts, most_drafts + 4, number)
+        prefixes, lengths = numbers(0, vocab, number, longest), numbers(0, longest + 1, number)
+        prefixes.masked_fill_(torch.arange(longest) < longest - lengths.unsqueeze(1), -1)
+        words = lines, numbers(0, vocab, number), prefixes, lengths, numbers(0, 5, number), numbers(0, 5, number)
+        drafts = numbers(0, most_drafts + 1, number)
+        known = numbers(0, vocab, 5, 9).int(), numbers(1, 10, 5).int()
+        inputs = numbers(0, vocab, most_drafts + 4) if most_drafts else None
+        cases.append((torch.randn(most_drafts + 4, vocab, generator=rng), *words, drafts, *known, inputs))
+    return cases
+
+
 def penalize_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     cases: list[Case] = []
     for vocab, number, drafts in [(1, 1, 0), (67, 3, 0), (1000, 2, 2), (131, 0, 0)]:

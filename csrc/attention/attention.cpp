@@ -29,7 +29,8 @@ void write_kv(const WriteKVArgs& args) {
     const std::int64_t slots = args.num_blocks * args.block_size;
     for (std::int64_t i = 0; i < args.rows; ++i) {
         if (args.slots[i] < -1 || args.slots[i] >= slots) {
-            throw std::out_of_range("write_kv: slots must be -1 or in [0, " + std::to_string(slots) + "), got " + std::to_string(args.slots[i]) + ".");
+            throw std::out_of_range("write_kv: slots must be -1 or in [0, " + std::to_string(slots) + "), got " +
+                                    std::to_string(args.slots[i]) + ".");
         }
     }
     const AttentionKernels& k = best_table(kTables);
@@ -40,7 +41,8 @@ void paged_attention(const AttentionArgs& args, AttentionPlan& plan) {
     const AttentionStep& step = plan.step();
     const std::int64_t row_bytes = step.q_heads * step.head_dim * dtype_bytes(args.type);
     if (plan.covered() < step.rows) {
-        std::memset(static_cast<char*>(args.out) + plan.covered() * row_bytes, 0, static_cast<std::size_t>((step.rows - plan.covered()) * row_bytes));
+        std::memset(static_cast<char*>(args.out) + plan.covered() * row_bytes, 0,
+                    static_cast<std::size_t>((step.rows - plan.covered()) * row_bytes));
     }
     const AttentionKernels& k = best_table(kTables);
     const auto scratch = static_cast<std::size_t>(k.scratch(step, plan.max_rows()));

@@ -79,7 +79,8 @@ inline void write_kv_rows(const WriteKVArgs& a, std::int64_t begin, std::int64_t
             const T* v = static_cast<const T*>(a.v) + t * a.v_stride + h * a.head_dim;
             const std::int64_t head = h * a.block_size * a.head_dim;
             E* keys = reinterpret_cast<E*>(static_cast<char*>(a.k_cache.data) + block * a.k_cache.block_bytes) + head + offset * C::lanes;
-            E* values = reinterpret_cast<E*>(static_cast<char*>(a.v_cache.data) + block * a.v_cache.block_bytes) + head + offset * a.head_dim;
+            E* values =
+                reinterpret_cast<E*>(static_cast<char*>(a.v_cache.data) + block * a.v_cache.block_bytes) + head + offset * a.head_dim;
             float k_scale = 1.0f, v_scale = 1.0f;
             if (a.cache_type == CacheType::int8) {
                 k_scale = find_scale(k, a.head_dim);
@@ -236,8 +237,8 @@ struct ValueRun {
 
 // Add the weighted values of the runs' keys, V registers of d, to the sums of R rows.
 template <class C, int R, int V>
-inline void value_tile(const float* weights, const ValueRun<typename C::Element>* runs, int num_runs, std::int64_t d, std::int64_t stride, float* sums,
-                       std::int64_t sum_stride) {
+inline void value_tile(const float* weights, const ValueRun<typename C::Element>* runs, int num_runs, std::int64_t d, std::int64_t stride,
+                       float* sums, std::int64_t sum_stride) {
     constexpr bool split = C::split && V % 2 == 0;  // even and odd elements of d in registers of their own
     Reg total[R][V];
 #pragma GCC unroll 16
@@ -291,7 +292,8 @@ inline void value_tile(const float* weights, const ValueRun<typename C::Element>
 }
 
 template <class C, int R>
-inline void value_rows(const float* weights, const ValueRun<typename C::Element>* runs, int num_runs, std::int64_t width, std::int64_t stride, float* sums) {
+inline void value_rows(const float* weights, const ValueRun<typename C::Element>* runs, int num_runs, std::int64_t width,
+                       std::int64_t stride, float* sums) {
     constexpr int V = tile_vectors(R);
     std::int64_t d = 0;
     for (; d + V * Vec::width <= width; d += V * Vec::width) value_tile<C, R, V>(weights, runs, num_runs, d, stride, sums, width);
@@ -432,8 +434,8 @@ inline float exp_one(float x) {
 
 // Turn a row's scores of keys [low, high) of a span into weights; give their maximum and sum. Registers begin at fixed keys of
 // the span, and keys outside weigh nothing, so neither depends on what other rows of the tile see.
-inline void weigh_row(float* scores, std::int64_t low, std::int64_t high, float scale, float softcap, const float* k_scale, const float* v_scale,
-                      float& top, float& total) {
+inline void weigh_row(float* scores, std::int64_t low, std::int64_t high, float scale, float softcap, const float* k_scale,
+                      const float* v_scale, float& top, float& total) {
     constexpr std::int64_t W = Vec::width;
     const std::int64_t begin = low / W * W, end = (high + W - 1) / W * W;
     const Reg factor = Vec::set1(scale);
@@ -671,7 +673,8 @@ inline void score_chunk(const Span<C>& span, const Sight& sight, const Attention
     const bool whole = span.place.whole;
     const std::int64_t askers = lesser(block_end - block_begin, kAskers), steps = span.convert_keys ? s.head_dim : s.head_dim / C::step;
     const auto look_ahead = [&](std::int64_t p, std::int64_t asker, PanelKeys& keys) {
-        const std::int64_t ahead_stride = span.convert_keys ? kLine / 4 * static_cast<std::int64_t>(sizeof(typename C::Element)) : keys.stride;
+        const std::int64_t ahead_stride =
+            span.convert_keys ? kLine / 4 * static_cast<std::int64_t>(sizeof(typename C::Element)) : keys.stride;
         const std::int64_t all = span.convert_keys ? ahead_stride : kLine, after_stride = askers > 1 ? all / kAskers : all;
         const std::int64_t distance = span.convert_keys ? kSpan : kPanel, last = span.base + (span.convert_keys ? kSpan * 2 : span.high);
         const std::int64_t end = lesser(span.end, last);
@@ -767,7 +770,8 @@ inline void attend_spans(const AttentionArgs& a, const AttentionStep& s, const A
     const std::int64_t most = chunk_rows(rows);
     for (std::int64_t i = t.span_begin; i < t.span_end; ++i) {
         const Sight sight{first, s.window, heads, i * kSpan};
-        const Span<C> span{place, i * kSpan, sight.low(0), sight.high(rows - 1), first + t.end - t.begin, many && (C::step > 1 || !place.whole),
+        const Span<C> span{place, i * kSpan, sight.low(0), sight.high(rows - 1), first + t.end - t.begin,
+                           many && (C::step > 1 || !place.whole),
                            (many && C::step > 1) || s.head_dim % Vec::width != 0 || m.width != s.head_dim};
         load_span(span, m, s);
         if (is_int8) {

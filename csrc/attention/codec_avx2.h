@@ -1,18 +1,12 @@
 // Elements of the cache as floats, with AVX2 and F16C. What a codec has: see codec_scalar.h.
 #pragma once
 
-#include "attention/attention.h"
+#include "attention/cache_types.h"
 #include "isa/vec_avx2.h"
 
 namespace canter::avx2 {
 
-struct CodecF32 {
-    using Element = float;
-    static constexpr int lanes = 1;
-    static constexpr int step = 1;
-    static constexpr bool split = false;
-    static constexpr float factor = 1.0f;
-    static constexpr int convert_rows = 24;
+struct CodecF32 : CacheF32 {
     template <int H>
     static __m256 key(const char* p, std::int64_t) {
         return load(reinterpret_cast<const float*>(p));
@@ -20,13 +14,8 @@ struct CodecF32 {
     static __m256 load(const Element* p) { return _mm256_loadu_ps(p); }
 };
 
-struct CodecBF16 {
-    using Element = bf16;
-    static constexpr int lanes = 2;
-    static constexpr int step = 2;
+struct CodecBF16 : CacheBF16 {
     static constexpr bool split = true;
-    static constexpr float factor = 1.0f;
-    static constexpr int convert_rows = 24;
     // Odd elements are shifted, not masked: a mask would take a register from the sums.
     template <int H>
     static __m256 key(const char* p, std::int64_t) {
@@ -51,30 +40,20 @@ struct CodecBF16 {
     static __m256 load(const Element* p) { return Vec::load(p); }
 };
 
-struct CodecF16 {
-    using Element = f16;
-    static constexpr int lanes = 1;
-    static constexpr int step = 2;
-    static constexpr bool split = false;
-    static constexpr float factor = 1.0f;
-    static constexpr int convert_rows = 24;
+struct CodecF16 : CacheF16 {
     template <int H>
     static __m256 key(const char* p, std::int64_t row) {
         return load(reinterpret_cast<const Element*>(p + H * row));
     }
     static __m256 load(const Element* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
-    static void store(Element* p, __m256 v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
+    static void store(Element* p, __m256 v) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+    }
 };
 
 // The seven bits below the sign, put where a half float has its exponent and significand, make a 256th of the value, and the
 // machine widens half floats by itself.
-struct CodecFP8 {
-    using Element = std::uint8_t;
-    static constexpr int lanes = 4;
-    static constexpr int step = 4;
-    static constexpr bool split = false;
-    static constexpr float factor = 256.0f;
-    static constexpr int convert_rows = 5;
+struct CodecFP8 : CacheFP8 {
     struct Raw {
         __m256i first, second;  // half floats of elements 0 and 1, 2 and 3
     };
@@ -85,7 +64,8 @@ struct CodecFP8 {
         return _mm256_or_si256(size, _mm256_and_si256(_mm256_slli_epi16(wide, 8), _mm256_set1_epi16(static_cast<short>(0x8000))));
     }
     __attribute__((always_inline)) static Raw raw(const char* p) {
-        const __m256i turn = _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        const __m256i turn =
+            _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
         const __m256i turned = _mm256_shuffle_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), turn);
         const __m256i rows = _mm256_permutevar8x32_epi32(turned, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
         return {halves(_mm256_castsi256_si128(rows)), halves(_mm256_extracti128_si256(rows, 1))};
@@ -107,13 +87,7 @@ struct CodecFP8 {
     }
 };
 
-struct CodecI8 {
-    using Element = std::int8_t;
-    static constexpr int lanes = 4;
-    static constexpr int step = 4;
-    static constexpr bool split = false;
-    static constexpr float factor = 1.0f;
-    static constexpr int convert_rows = 5;
+struct CodecI8 : CacheI8 {
     using Raw = __m256i;
     static Raw raw(const char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
     template <int H>

@@ -1,18 +1,12 @@
 // Elements of the cache as floats, with AVX-512. What a codec has: see codec_scalar.h.
 #pragma once
 
-#include "attention/attention.h"
+#include "attention/cache_types.h"
 #include "isa/vec_avx512.h"
 
 namespace canter::avx512 {
 
-struct CodecF32 {
-    using Element = float;
-    static constexpr int lanes = 1;
-    static constexpr int step = 1;
-    static constexpr bool split = false;
-    static constexpr float factor = 1.0f;
-    static constexpr int convert_rows = 24;
+struct CodecF32 : CacheF32 {
     template <int H>
     static __m512 key(const char* p, std::int64_t) {
         return load(reinterpret_cast<const float*>(p));
@@ -20,20 +14,16 @@ struct CodecF32 {
     static __m512 load(const Element* p) { return _mm512_loadu_ps(p); }
 };
 
-struct CodecBF16 {
-    using Element = bf16;
-    static constexpr int lanes = 2;
-    static constexpr int step = 2;
+struct CodecBF16 : CacheBF16 {
     static constexpr bool split = true;
-    static constexpr float factor = 1.0f;
-    static constexpr int convert_rows = 24;
     template <int H>
     static __m512 key(const char* p, std::int64_t) {
         return half<H>(_mm512_loadu_si512(p));
     }
     template <int H>
     static __m512 half(__m512i r) {
-        return _mm512_castsi512_ps(H == 0 ? _mm512_slli_epi32(r, 16) : _mm512_and_si512(r, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+        return _mm512_castsi512_ps(H == 0 ? _mm512_slli_epi32(r, 16)
+                                          : _mm512_and_si512(r, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
     }
     static void load_split(const Element* p, __m512& even, __m512& odd) {
         const __m512i r = _mm512_loadu_si512(p);
@@ -55,13 +45,7 @@ struct CodecBF16 {
     static __m512 load(const Element* p) { return Vec::load(p); }
 };
 
-struct CodecF16 {
-    using Element = f16;
-    static constexpr int lanes = 1;
-    static constexpr int step = 2;
-    static constexpr bool split = false;
-    static constexpr float factor = 1.0f;
-    static constexpr int convert_rows = 24;
+struct CodecF16 : CacheF16 {
     template <int H>
     static __m512 key(const char* p, std::int64_t row) {
         return load(reinterpret_cast<const Element*>(p + H * row));
@@ -73,13 +57,7 @@ struct CodecF16 {
 };
 
 // As with AVX2: half floats of a 256th of the value, which the machine widens.
-struct CodecFP8 {
-    using Element = std::uint8_t;
-    static constexpr int lanes = 4;
-    static constexpr int step = 4;
-    static constexpr bool split = false;
-    static constexpr float factor = 256.0f;
-    static constexpr int convert_rows = 5;
+struct CodecFP8 : CacheFP8 {
     struct Raw {
         __m512i first, second;  // half floats of elements 0 and 1, 2 and 3
     };
@@ -110,17 +88,12 @@ struct CodecFP8 {
         const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
         __m256i size = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(0x3f80));
         size = _mm256_or_si256(size, _mm256_cmpeq_epi16(size, _mm256_set1_epi16(0x3f80)));
-        return _mm512_cvtph_ps(_mm256_or_si256(size, _mm256_and_si256(_mm256_slli_epi16(wide, 8), _mm256_set1_epi16(static_cast<short>(0x8000)))));
+        return _mm512_cvtph_ps(
+            _mm256_or_si256(size, _mm256_and_si256(_mm256_slli_epi16(wide, 8), _mm256_set1_epi16(static_cast<short>(0x8000)))));
     }
 };
 
-struct CodecI8 {
-    using Element = std::int8_t;
-    static constexpr int lanes = 4;
-    static constexpr int step = 4;
-    static constexpr bool split = false;
-    static constexpr float factor = 1.0f;
-    static constexpr int convert_rows = 5;
+struct CodecI8 : CacheI8 {
     using Raw = __m512i;
     static Raw raw(const char* p) { return _mm512_loadu_si512(p); }
     template <int H>

@@ -1,18 +1,12 @@
 // Elements of the cache as floats, with NEON. What a codec has: see codec_scalar.h.
 #pragma once
 
-#include "attention/attention.h"
+#include "attention/cache_types.h"
 #include "isa/vec_neon.h"
 
 namespace canter::neon {
 
-struct CodecF32 {
-    using Element = float;
-    static constexpr int lanes = 1;
-    static constexpr int step = 1;
-    static constexpr bool split = false;
-    static constexpr float factor = 1.0f;
-    static constexpr int convert_rows = 24;
+struct CodecF32 : CacheF32 {
     template <int H>
     static float32x4_t key(const char* p, std::int64_t) {
         return load(reinterpret_cast<const float*>(p));
@@ -20,13 +14,7 @@ struct CodecF32 {
     static float32x4_t load(const Element* p) { return vld1q_f32(p); }
 };
 
-struct CodecBF16 {
-    using Element = bf16;
-    static constexpr int lanes = 2;
-    static constexpr int step = 2;
-    static constexpr bool split = false;
-    static constexpr float factor = 1.0f;
-    static constexpr int convert_rows = 24;
+struct CodecBF16 : CacheBF16 {
     template <int H>
     static float32x4_t key(const char* p, std::int64_t) {
         const uint32x4_t r = vreinterpretq_u32_u8(vld1q_u8(reinterpret_cast<const std::uint8_t*>(p)));
@@ -35,13 +23,7 @@ struct CodecBF16 {
     static float32x4_t load(const Element* p) { return Vec::load(p); }
 };
 
-struct CodecF16 {
-    using Element = f16;
-    static constexpr int lanes = 1;
-    static constexpr int step = 2;
-    static constexpr bool split = false;
-    static constexpr float factor = 1.0f;
-    static constexpr int convert_rows = 24;
+struct CodecF16 : CacheF16 {
     template <int H>
     static float32x4_t key(const char* p, std::int64_t row) {
         return load(reinterpret_cast<const Element*>(p + H * row));
@@ -51,13 +33,7 @@ struct CodecF16 {
 };
 
 // As with AVX2: half floats of a 256th of the value, which the machine widens.
-struct CodecFP8 {
-    using Element = std::uint8_t;
-    static constexpr int lanes = 4;
-    static constexpr int step = 4;
-    static constexpr bool split = false;
-    static constexpr float factor = 256.0f;
-    static constexpr int convert_rows = 5;
+struct CodecFP8 : CacheFP8 {
     struct Raw {
         uint16x8_t first, second;  // half floats of elements 0 and 1, 2 and 3
     };
@@ -87,13 +63,7 @@ struct CodecFP8 {
     }
 };
 
-struct CodecI8 {
-    using Element = std::int8_t;
-    static constexpr int lanes = 4;
-    static constexpr int step = 4;
-    static constexpr bool split = false;
-    static constexpr float factor = 1.0f;
-    static constexpr int convert_rows = 5;
+struct CodecI8 : CacheI8 {
     using Raw = int32x4_t;
     static Raw raw(const char* p) { return vreinterpretq_s32_u8(vld1q_u8(reinterpret_cast<const std::uint8_t*>(p))); }
     template <int H>

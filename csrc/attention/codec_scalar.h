@@ -1,14 +1,11 @@
 // Elements of the cache as floats, in portable code.
 //
-// A codec has: `lanes`, elements of d of a key that lie together; `step`, those that a step of the loops over d takes;
-// `convert_rows`, from how many rows on keys and values are made floats once instead of by every few rows anew; `factor`, by which
-// its floats are too small (a power of two, made good once at the end); key<H>(p, row), the H-th element of a step of Vec::width
-// keys, where elements that do not lie together are `row` bytes apart; load(p), Vec::width elements in a row; `split`, whether two
-// registers are loaded faster with even and odd elements apart: load_split(p, even, odd), and part and join, which change two
-// registers of elements in a row into such and back.
+// A codec is its type of cache (cache_types.h) and has: key<H>(p, row), the H-th element of a step of Vec::width keys, where elements
+// that do not lie together are `row` bytes apart; load(p), Vec::width elements in a row; where `split`, load_split(p, even, odd), and
+// part and join, which change two registers of elements in a row into even and odd ones and back; for float16, store(p, v).
 #pragma once
 
-#include "attention/attention.h"
+#include "attention/cache_types.h"
 #include "isa/vec_scalar.h"
 
 namespace canter::scalar {
@@ -26,13 +23,7 @@ inline float fp8_float(std::uint8_t code) {
     return sign ? -value : value;
 }
 
-struct CodecF32 {
-    using Element = float;
-    static constexpr int lanes = 1;
-    static constexpr int step = 1;
-    static constexpr bool split = false;
-    static constexpr float factor = 1.0f;
-    static constexpr int convert_rows = 24;
+struct CodecF32 : CacheF32 {
     template <int H>
     static Vec::reg key(const char* p, std::int64_t) {
         return load(reinterpret_cast<const float*>(p));
@@ -40,13 +31,7 @@ struct CodecF32 {
     static Vec::reg load(const Element* p) { return Vec::load(p); }
 };
 
-struct CodecBF16 {
-    using Element = bf16;
-    static constexpr int lanes = 2;
-    static constexpr int step = 2;
-    static constexpr bool split = false;
-    static constexpr float factor = 1.0f;
-    static constexpr int convert_rows = 24;
+struct CodecBF16 : CacheBF16 {
     template <int H>
     static Vec::reg key(const char* p, std::int64_t) {
         Vec::ureg r;
@@ -56,13 +41,7 @@ struct CodecBF16 {
     static Vec::reg load(const Element* p) { return Vec::load(p); }
 };
 
-struct CodecF16 {
-    using Element = f16;
-    static constexpr int lanes = 1;
-    static constexpr int step = 2;
-    static constexpr bool split = false;
-    static constexpr float factor = 1.0f;
-    static constexpr int convert_rows = 24;
+struct CodecF16 : CacheF16 {
     // Moved to where a float has its exponent, the 15 bits below the sign make 2^-112 of the value, denormals included.
     static Vec::reg widen(const Vec::ureg& code) {
         const Vec::ureg size = (code & 0x7fffu) << 13, special = Vec::ureg((code & 0x7fffu) >= 0x7c00u);
@@ -89,13 +68,7 @@ struct CodecF16 {
     }
 };
 
-struct CodecFP8 {
-    using Element = std::uint8_t;
-    static constexpr int lanes = 4;
-    static constexpr int step = 4;
-    static constexpr bool split = false;
-    static constexpr float factor = 256.0f;
-    static constexpr int convert_rows = 5;
+struct CodecFP8 : CacheFP8 {
     struct Raw {
         std::uint8_t bytes[16];
     };
@@ -115,13 +88,7 @@ struct CodecFP8 {
     static Vec::reg load(const Element* p) { return Vec::reg{fp8_float(p[0]), fp8_float(p[1]), fp8_float(p[2]), fp8_float(p[3])}; }
 };
 
-struct CodecI8 {
-    using Element = std::int8_t;
-    static constexpr int lanes = 4;
-    static constexpr int step = 4;
-    static constexpr bool split = false;
-    static constexpr float factor = 1.0f;
-    static constexpr int convert_rows = 5;
+struct CodecI8 : CacheI8 {
     using Raw = Vec::ireg;
     static Raw raw(const char* p) {
         Raw r;

@@ -31,7 +31,9 @@ std::int64_t window_begin(const AttentionStep& s, std::int64_t position) {
 // Blocks that a request reads must exist; those behind its window may be anything.
 void check_request(const AttentionStep& s, std::int64_t b) {
     const std::int64_t queries = num_queries(s, b), length = s.seq_lens[b];
-    if (s.query_start_loc[b] < 0 || queries < 0 || s.query_start_loc[b + 1] > s.rows) refuse(b, "query_start_loc does not fit the queries.");
+    if (s.query_start_loc[b] < 0 || queries < 0 || s.query_start_loc[b + 1] > s.rows) {
+        refuse(b, "query_start_loc does not fit the queries.");
+    }
     if (queries == 0) return;
     if (length < queries || length > s.table_width * s.block_size) {
         refuse(b, std::to_string(length) + " positions do not fit " + std::to_string(queries) + " queries and a table of " +
@@ -113,8 +115,10 @@ void AttentionPlan::make(const AttentionStep& step) {
     for (std::int64_t b = 0; b < step.requests; ++b) {
         const std::int64_t queries = num_queries(step, b);
         if (queries == 0) continue;
-        const std::int64_t per_token = std::max<std::int64_t>(1, count_pairs(step, queries, step.seq_lens[b]) / queries * group * 2 * step.head_dim);
-        const std::int64_t most_rows = std::max<std::int64_t>(1, kMostRows / group), fewest_rows = std::max<std::int64_t>(1, kFewestRows / group);
+        const std::int64_t per_token =
+            std::max<std::int64_t>(1, count_pairs(step, queries, step.seq_lens[b]) / queries * group * 2 * step.head_dim);
+        const std::int64_t most_rows = std::max<std::int64_t>(1, kMostRows / group);
+        const std::int64_t fewest_rows = std::max<std::int64_t>(1, kFewestRows / group);
         add_request(b, std::clamp(target / per_token, fewest_rows, most_rows), target);
     }
     if (threads > 1) {

@@ -21,9 +21,11 @@ namespace canter {
 namespace {
 
 #if defined(CANTER_X86)
-constexpr const LimitKernels* kTables[kNumIsas] = {&kScalarLimits, &kAvx2Limits, &kAvx512Limits, &kAvx512VnniLimits, &kAvx512Bf16Limits, &kAmxLimits};
+constexpr const LimitKernels* kTables[kNumIsas] = {&kScalarLimits, &kAvx2Limits, &kAvx512Limits, &kAvx512VnniLimits, &kAvx512Bf16Limits,
+                                                   &kAmxLimits};
 #elif defined(CANTER_ARM)
-constexpr const LimitKernels* kTables[kNumIsas] = {&kScalarLimits, nullptr, nullptr, nullptr, nullptr, nullptr, &kNeonLimits, &kNeonDotLimits};
+constexpr const LimitKernels* kTables[kNumIsas] = {&kScalarLimits, nullptr, nullptr, nullptr, nullptr, nullptr, &kNeonLimits,
+                                                   &kNeonDotLimits};
 #else
 constexpr const LimitKernels* kTables[kNumIsas] = {&kScalarLimits};
 #endif

@@ -4,6 +4,7 @@
 
 namespace canter {
 
-const LimitKernels kNeonLimits = {neon::read_streams, neon::fma_f32, nullptr, neon::dot_int8, neon::kSums * 4 * 2, 0, neon::kSums * neon::kProducts * 2};
+const LimitKernels kNeonLimits = {neon::read_streams, neon::fma_f32, nullptr, neon::dot_int8, neon::kSums * 4 * 2, 0,
+                                  neon::kSums * neon::kProducts * 2};
 
 }  // namespace canter

@@ -16,7 +16,9 @@ inline Reg load(const std::uint8_t* p) {
     std::memcpy(&r, p, sizeof r);
     return r;
 }
-inline Reg join(Reg a, Reg b) { return {{a.words[0] | b.words[0], a.words[1] | b.words[1], a.words[2] | b.words[2], a.words[3] | b.words[3]}}; }
+inline Reg join(Reg a, Reg b) {
+    return {{a.words[0] | b.words[0], a.words[1] | b.words[1], a.words[2] | b.words[2], a.words[3] | b.words[3]}};
+}
 inline std::uint64_t fold(Reg a) { return a.words[0] | a.words[1] | a.words[2] | a.words[3]; }
 
 }  // namespace canter::scalar
@@ -52,6 +54,7 @@ void dot_int8(std::int64_t rounds) {
 
 namespace canter {
 
-const LimitKernels kScalarLimits = {scalar::read_streams, scalar::fma_f32, nullptr, scalar::dot_int8, 2 * scalar::kLanes, 0, 2 * scalar::kLanes};
+const LimitKernels kScalarLimits = {scalar::read_streams, scalar::fma_f32, nullptr, scalar::dot_int8, 2 * scalar::kLanes, 0,
+                                    2 * scalar::kLanes};
 
 }  // namespace canter

@@ -12,7 +12,8 @@ namespace {
 void check_ids(const EmbedCall& call, std::int64_t vocab) {
     for (std::int64_t i = 0; i < call.rows; ++i) {
         if (call.ids[i] < 0 || call.ids[i] >= vocab) {
-            throw std::out_of_range("embedding: token ids must be in [0, " + std::to_string(vocab) + "), got " + std::to_string(call.ids[i]) + ".");
+            throw std::out_of_range("embedding: token ids must be in [0, " + std::to_string(vocab) + "), got " +
+                                    std::to_string(call.ids[i]) + ".");
         }
     }
 }
@@ -25,7 +26,8 @@ void scale_rows(const EmbedCall& call, std::int64_t begin, std::int64_t end, std
 
 }  // namespace
 
-BlockTable block_table(const std::string& type_name, const std::uint8_t* data, std::int64_t row_bytes, std::int64_t vocab, std::int64_t width) {
+BlockTable block_table(const std::string& type_name, const std::uint8_t* data, std::int64_t row_bytes, std::int64_t vocab,
+                       std::int64_t width) {
     const QuantLayout* layout = nullptr;
     for (const QuantLayout& known : kQuantLayouts) {
         if (type_name == known.name) layout = &known;

@@ -26,7 +26,8 @@ struct BlockTable {
 };
 
 // Throws std::invalid_argument for an unknown type and for rows that do not hold so many elements.
-BlockTable block_table(const std::string& type_name, const std::uint8_t* data, std::int64_t row_bytes, std::int64_t vocab, std::int64_t width);
+BlockTable block_table(const std::string& type_name, const std::uint8_t* data, std::int64_t row_bytes, std::int64_t vocab,
+                       std::int64_t width);
 
 // Throw std::out_of_range for an id outside the table.
 void embedding_packed(const Matrix& matrix, const EmbedCall& call);

@@ -61,10 +61,12 @@ struct FloatLines {
     static constexpr std::int64_t elements = 1;
 
     template <int R, int P>
-    static inline __attribute__((always_inline)) void line(Reg* sums, const float* x, std::int64_t x_stride, const std::uint8_t* w, std::int64_t panel) {
+    static inline __attribute__((always_inline)) void line(Reg* sums, const float* x, std::int64_t x_stride, const std::uint8_t* w,
+                                                           std::int64_t panel) {
         add_products<R, P * kPanelRegs>(
             sums, [&](int r) __attribute__((always_inline)) { return Lanes::set1(x[r * x_stride]); },
-            [&](int i) __attribute__((always_inline)) { return Lanes::load(reinterpret_cast<const float*>(place_of(w, panel, i))); }, fma_floats);
+            [&](int i) __attribute__((always_inline)) { return Lanes::load(reinterpret_cast<const float*>(place_of(w, panel, i))); },
+            fma_floats);
     }
 
     template <int R, int P>
@@ -77,7 +79,8 @@ struct Bf16Lines {
     static constexpr std::int64_t elements = 2;
 
     template <int R, int P>
-    static inline __attribute__((always_inline)) void line(Reg* sums, const float* x, std::int64_t x_stride, const std::uint8_t* w, std::int64_t panel) {
+    static inline __attribute__((always_inline)) void line(Reg* sums, const float* x, std::int64_t x_stride, const std::uint8_t* w,
+                                                           std::int64_t panel) {
         last<R, P>(sums, x, x_stride, w, panel);
         add_products<R, P * kPanelRegs>(
             sums, [&](int r) __attribute__((always_inline)) { return Lanes::set1(x[r * x_stride + 1]); },
@@ -85,7 +88,8 @@ struct Bf16Lines {
     }
 
     template <int R, int P>
-    static inline __attribute__((always_inline)) void last(Reg* sums, const float* x, std::int64_t x_stride, const std::uint8_t* w, std::int64_t panel) {
+    static inline __attribute__((always_inline)) void last(Reg* sums, const float* x, std::int64_t x_stride, const std::uint8_t* w,
+                                                           std::int64_t panel) {
         add_products<R, P * kPanelRegs>(
             sums, [&](int r) __attribute__((always_inline)) { return Lanes::set1(x[r * x_stride]); },
             [&](int i) __attribute__((always_inline)) { return Lanes::even(Lanes::load_pairs(place_of(w, panel, i))); }, fma_floats);
@@ -99,7 +103,8 @@ struct PairLines {
     static constexpr std::int64_t elements = 2;
 
     template <int R, int P, bool Last>
-    static inline __attribute__((always_inline)) void pairs(Reg* sums, const bf16* x, std::int64_t x_stride, const std::uint8_t* w, std::int64_t panel) {
+    static inline __attribute__((always_inline)) void pairs(Reg* sums, const bf16* x, std::int64_t x_stride, const std::uint8_t* w,
+                                                            std::int64_t panel) {
         const auto value_of = [&](int r) __attribute__((always_inline)) {
             std::uint32_t pair = x[r * x_stride].bits;
             if constexpr (!Last) __builtin_memcpy(&pair, x + r * x_stride, sizeof pair);
@@ -111,7 +116,8 @@ struct PairLines {
     }
 
     template <int R, int P>
-    static inline __attribute__((always_inline)) void line(Reg* sums, const bf16* x, std::int64_t x_stride, const std::uint8_t* w, std::int64_t panel) {
+    static inline __attribute__((always_inline)) void line(Reg* sums, const bf16* x, std::int64_t x_stride, const std::uint8_t* w,
+                                                           std::int64_t panel) {
         pairs<R, P, false>(sums, x, x_stride, w, panel);
     }
 
@@ -131,8 +137,9 @@ struct Ahead {
 
 // R rows by P panels over `count` elements, their sums in registers; `add`: sums begin with what is there.
 template <class Lines, int R, int P, bool Near>
-inline __attribute__((always_inline)) void micro(const typename Lines::Row* x, std::int64_t x_stride, const std::uint8_t* w, std::int64_t panel,
-                                                 std::int64_t count, float* out, std::int64_t out_stride, bool add, Ahead ahead) {
+inline __attribute__((always_inline)) void micro(const typename Lines::Row* x, std::int64_t x_stride, const std::uint8_t* w,
+                                                 std::int64_t panel, std::int64_t count, float* out, std::int64_t out_stride, bool add,
+                                                 Ahead ahead) {
     Reg sums[R * P * kPanelRegs];
     if (add) {
 #pragma GCC unroll 16
@@ -177,8 +184,8 @@ inline void stream_run(const FloatTile& t, std::int64_t panel_bytes, std::int64_
         const std::uint8_t* w = t.w->data + p * panel_bytes;
         // Close to the end of these panels, the beginnings of the next come first.
         const Ahead ahead{w + near * kLine, kLine, lines - near - 1, (P - 1) * panel_bytes};
-        micro<Lines, R, P, true>(x, t.rows.row_stride, w, panel_bytes, t.w->width, t.sums + (p - t.panel_begin) * kPanelOutputs, t.sums_stride, false,
-                                 ahead);
+        micro<Lines, R, P, true>(x, t.rows.row_stride, w, panel_bytes, t.w->width, t.sums + (p - t.panel_begin) * kPanelOutputs,
+                                 t.sums_stride, false, ahead);
     }
 }
 
@@ -194,8 +201,8 @@ inline void stream_rows(const FloatTile& t) {
 
 // Many rows: a chunk of a few panels stays in the first cache while all rows pass by.
 template <class Lines, int R, int P>
-void block_rows(const typename Lines::Row* x, const std::uint8_t* w, std::int64_t panel, std::int64_t count, float* out, std::int64_t out_stride,
-                bool add, Ahead ahead) {
+void block_rows(const typename Lines::Row* x, const std::uint8_t* w, std::int64_t panel, std::int64_t count, float* out,
+                std::int64_t out_stride, bool add, Ahead ahead) {
     micro<Lines, R, P, false>(x, kChunk, w, panel, count, out, out_stride, add, ahead);
 }
 
@@ -218,7 +225,8 @@ inline void block_step(const FloatTile& t, std::int64_t panel_bytes, std::int64_
     for (std::int64_t g = 0; g < groups; ++g) {
         const std::int64_t row = rows * g / groups, end = rows * (g + 1) / groups;
         const Ahead ahead{next + lines * kLine * g / groups, kLine / groups, 0, 0};
-        block_rows_any<Lines, P>(end - row, x + row * kChunk, w, panel_bytes, count, sums + row * t.sums_stride, t.sums_stride, begin > 0, ahead);
+        block_rows_any<Lines, P>(end - row, x + row * kChunk, w, panel_bytes, count, sums + row * t.sums_stride, t.sums_stride, begin > 0,
+                                 ahead);
     }
 }
 
@@ -240,7 +248,9 @@ inline void block(const FloatTile& t) {
         }
     } else {
         for (std::int64_t k = 0; k < width; k += kChunk) {
-            for (std::int64_t p = t.panel_begin; p < t.panel_end; p += P) run(p, k, p + P < t.panel_end ? place(p + P, k) : place(t.panel_begin, k + kChunk));
+            for (std::int64_t p = t.panel_begin; p < t.panel_end; p += P) {
+                run(p, k, p + P < t.panel_end ? place(p + P, k) : place(t.panel_begin, k + kChunk));
+            }
         }
     }
 }
@@ -341,7 +351,8 @@ constexpr bool kPairs = true;
 constexpr bool kPairs = false;
 #endif
 
-constexpr FloatKernels kFloatKernels{Lanes::few_rows, Lanes::stream_panels(1), Lanes::block_panels, kPairs, &pack_rows, &float_tile, &store_sums};
+constexpr FloatKernels kFloatKernels{Lanes::few_rows, Lanes::stream_panels(1), Lanes::block_panels, kPairs, &pack_rows, &float_tile,
+                                     &store_sums};
 
 }  // namespace
 }  // namespace canter

@@ -12,7 +12,8 @@ namespace canter {
 namespace {
 
 #if defined(CANTER_X86)
-constexpr const FloatKernels* kTables[kNumIsas] = {&kScalarFloatKernels, &kAvx2FloatKernels, &kAvx512FloatKernels, nullptr, &kAvx512Bf16FloatKernels};
+constexpr const FloatKernels* kTables[kNumIsas] = {&kScalarFloatKernels, &kAvx2FloatKernels, &kAvx512FloatKernels, nullptr,
+                                                   &kAvx512Bf16FloatKernels};
 #elif defined(CANTER_ARM)
 constexpr const FloatKernels* kTables[kNumIsas] = {&kScalarFloatKernels, nullptr, nullptr, nullptr, nullptr, nullptr, &kNeonFloatKernels};
 #else
@@ -58,7 +59,9 @@ struct Job {
     std::int64_t row_tiles = 1, tile_rows = 0, tile_panels = 0;
 };
 
-const char* x_row(const MatmulCall& call, std::int64_t row) { return static_cast<const char*>(call.x) + row * call.x_stride * dtype_bytes(call.x_type); }
+const char* x_row(const MatmulCall& call, std::int64_t row) {
+    return static_cast<const char*>(call.x) + row * call.x_stride * dtype_bytes(call.x_type);
+}
 
 // Bytes that the rows of a form take once converted; none where x is used as it lies.
 std::int64_t form_bytes(const Job& job, int form) {
@@ -96,7 +99,8 @@ void convert_rows(Job& job, int form, void* place) {
 // The sums of one tile of one part, and what becomes of them. `column`: the part's first output among all.
 void run_tile(const Job& job, const Weights& w, Form form, std::int64_t column, std::int64_t row, std::int64_t panel) {
     const MatmulCall& c = job.call;
-    const std::int64_t row_end = std::min(row + job.tile_rows, job.rows), panel_end = std::min(panel + job.tile_panels, num_panels(w.outputs));
+    const std::int64_t row_end = std::min(row + job.tile_rows, job.rows);
+    const std::int64_t panel_end = std::min(panel + job.tile_panels, num_panels(w.outputs));
     const std::int64_t rows = row_end - row, stride = (panel_end - panel) * kPanelOutputs, sums_count = rows * stride;
     const std::int64_t extra = form >= Form::runs32 ? (quant_scratch_bytes(w.format, w.width, panel_end - panel, rows) + 3) / 4 : 0;
     float* sums = scratch_floats(Scratch::task, static_cast<std::size_t>(sums_count + extra));
@@ -165,7 +169,8 @@ Matrix::Matrix(std::vector<Weights> all) : parts(std::move(all)), outputs(0), wi
     if (parts.empty()) throw std::invalid_argument("Matrix: expected at least one part.");
     for (const Weights& w : parts) {
         if (w.width != width) {
-            throw std::invalid_argument("Matrix: parts must have one width, got " + std::to_string(width) + " and " + std::to_string(w.width) + ".");
+            throw std::invalid_argument("Matrix: parts must have one width, got " + std::to_string(width) + " and " +
+                                        std::to_string(w.width) + ".");
         }
         if (w.outputs < 0) throw std::invalid_argument("Matrix: negative number of outputs.");
         if (reinterpret_cast<std::uintptr_t>(w.data) % 64 != 0) throw std::invalid_argument("Matrix: weights must be aligned to 64 bytes.");

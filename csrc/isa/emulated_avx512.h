@@ -232,7 +232,9 @@ namespace canter::emulated {
 inline __m512i round_ps(__m512 v) { return join(_mm256_cvtps_epi32(low(v)), _mm256_cvtps_epi32(high(v))); }
 inline __m512i trunc_ps(__m512 v) { return join(_mm256_cvttps_epi32(low(v)), _mm256_cvttps_epi32(high(v))); }
 inline __m512 from_ints(__m512i v) { return join(_mm256_cvtepi32_ps(low(v)), _mm256_cvtepi32_ps(high(v))); }
-inline __m512 from_halves(__m256i v) { return join(_mm256_cvtph_ps(_mm256_castsi256_si128(v)), _mm256_cvtph_ps(_mm256_extracti128_si256(v, 1))); }
+inline __m512 from_halves(__m256i v) {
+    return join(_mm256_cvtph_ps(_mm256_castsi256_si128(v)), _mm256_cvtph_ps(_mm256_extracti128_si256(v, 1)));
+}
 inline __m256i to_halves(__m512 v) {
     return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm256_cvtps_ph(low(v), 0)), _mm256_cvtps_ph(high(v), 0), 1);
 }
@@ -270,7 +272,8 @@ inline __m512bh pair_bf16(__m512 a, __m512 b) {  // the lower half from b
 #define _mm512_reduce_add_ps(v) (canter::emulated::reduce<float>((__m512)(v), [](float a, float b) { return a + b; }))
 #define _mm512_reduce_max_ps(v) (canter::emulated::reduce<float>((__m512)(v), [](float a, float b) { return a > b ? a : b; }))
 #define _mm512_reduce_min_ps(v) (canter::emulated::reduce<float>((__m512)(v), [](float a, float b) { return a < b ? a : b; }))
-#define _mm512_reduce_add_epi32(v) (static_cast<int>(canter::emulated::reduce<std::uint32_t>((__m512i)(v), [](auto a, auto b) { return a + b; })))
+#define _mm512_reduce_add_epi32(v) \
+    (static_cast<int>(canter::emulated::reduce<std::uint32_t>((__m512i)(v), [](auto a, auto b) { return a + b; })))
 #define _mm512_reduce_max_epi32(v) (canter::emulated::reduce<std::int32_t>((__m512i)(v), [](auto a, auto b) { return a > b ? a : b; }))
 
 // Lanes moved about.
@@ -282,7 +285,8 @@ inline __m512bh pair_bf16(__m512 a, __m512 b) {  // the lower half from b
 #define _mm512_shuffle_i64x2(a, b, order) (canter::emulated::shuffle_quarters(a, b, order))
 #define _mm512_shuffle_f32x4(a, b, order) \
     (_mm512_castsi512_ps(canter::emulated::shuffle_quarters(_mm512_castps_si512(a), _mm512_castps_si512(b), order)))
-#define _mm512_shuffle_epi32(v, order) (canter::emulated::each_quarter((__m512i)(v), [](__m128i q) { return _mm_shuffle_epi32(q, (order)); }))
+#define _mm512_shuffle_epi32(v, order) \
+    (canter::emulated::each_quarter((__m512i)(v), [](__m128i q) { return _mm_shuffle_epi32(q, (order)); }))
 #define _mm512_permute_ps(v, order) (_mm512_castsi512_ps(_mm512_shuffle_epi32(_mm512_castps_si512(v), order)))
 #define _mm512_bsrli_epi128(v, bytes) (canter::emulated::each_quarter((__m512i)(v), [](__m128i q) { return _mm_bsrli_si128(q, (bytes)); }))
 #define _mm512_zextsi256_si512(v) (canter::emulated::join((__m256i)(v), _mm256_setzero_si256()))
@@ -290,20 +294,27 @@ inline __m512bh pair_bf16(__m512 a, __m512 b) {  // the lower half from b
 #define _mm512_i32gather_epi32(index, base, scale) (canter::emulated::gather<__m512i>((__m512i)(index), base, scale))
 
 // The rest.
-#define _mm512_srai_epi32(v, count) \
-    (canter::emulated::join(_mm256_srai_epi32(canter::emulated::low((__m512i)(v)), count), _mm256_srai_epi32(canter::emulated::high((__m512i)(v)), count)))
+#define _mm512_srai_epi32(v, count)                                                        \
+    (canter::emulated::join(_mm256_srai_epi32(canter::emulated::low((__m512i)(v)), count), \
+                            _mm256_srai_epi32(canter::emulated::high((__m512i)(v)), count)))
 // SIMDe 0.7.4 gives _mm512_madd_epi16 the arguments of its masked form.
 namespace canter::emulated {
 inline __m512i madd(__m512i a, __m512i b) { return join(_mm256_madd_epi16(low(a), low(b)), _mm256_madd_epi16(high(a), high(b))); }
+inline __m512i multiply(__m512i a, __m512i b) { return join(_mm256_mullo_epi32(low(a), low(b)), _mm256_mullo_epi32(high(a), high(b))); }
 inline __m512i maddubs(__m512i a, __m512i b) { return join(_mm256_maddubs_epi16(low(a), low(b)), _mm256_maddubs_epi16(high(a), high(b))); }
 }  // namespace canter::emulated
+// SIMDe multiplies as signed integers, whose overflow is not defined.
+#undef _mm512_mullo_epi32
+#define _mm512_mullo_epi32(a, b) (canter::emulated::multiply((__m512i)(a), (__m512i)(b)))
 #undef _mm512_madd_epi16
 #undef _mm512_maddubs_epi16
 #define _mm512_madd_epi16(a, b) (canter::emulated::madd(a, b))
 #define _mm512_maddubs_epi16(a, b) (canter::emulated::maddubs(a, b))
 #undef _mm512_cmpeq_epi8_mask
 #undef _mm512_cmpeq_epi16_mask
-#define _mm512_cmpeq_epi8_mask(a, b) (canter::emulated::compare<__mmask64, std::uint8_t>((__m512i)(a), (__m512i)(b), [](auto x, auto y) { return x == y; }))
-#define _mm512_cmpeq_epi16_mask(a, b) (canter::emulated::compare<__mmask32, std::uint16_t>((__m512i)(a), (__m512i)(b), [](auto x, auto y) { return x == y; }))
+#define _mm512_cmpeq_epi8_mask(a, b) \
+    (canter::emulated::compare<__mmask64, std::uint8_t>((__m512i)(a), (__m512i)(b), [](auto x, auto y) { return x == y; }))
+#define _mm512_cmpeq_epi16_mask(a, b) \
+    (canter::emulated::compare<__mmask32, std::uint16_t>((__m512i)(a), (__m512i)(b), [](auto x, auto y) { return x == y; }))
 #define _mm512_stream_load_si512(p) (_mm512_load_si512(p))
 #define _mm512_undefined_ps() (_mm512_setzero_ps())

@@ -39,7 +39,8 @@ constexpr int kPausesPerLook = 32;  // between two looks at the clock
 // valid claim keeps its region open, and with it the fields that describe the region.
 class ThreadPool {
 public:
-    explicit ThreadPool(int threads) : num_threads_(threads) {}
+    // `replaced`: the pool that this one follows.
+    ThreadPool(int threads, const ThreadPool* replaced) : num_threads_(threads), replaced_(replaced) {}
 
     int threads() const { return num_threads_; }
 
@@ -153,6 +154,8 @@ private:
     }
 
     const int num_threads_;
+    // Held so that what stays allocated for good also stays within reach: to a leak checker, memory that nothing points to is lost.
+    [[maybe_unused]] const ThreadPool* const replaced_;
     std::vector<std::thread> workers_;
     alignas(64) std::atomic<std::uint64_t> ticket_{0};
     alignas(64) std::atomic<std::uint64_t> done_{0};
@@ -174,10 +177,10 @@ ThreadPool& pool() {
     if (current) return *current;
     const std::lock_guard<std::mutex> lock(pool_mutex);
     if (!pool_pointer.load()) {
-        pool_pointer.store(new ThreadPool(default_num_threads()));
+        pool_pointer.store(new ThreadPool(default_num_threads(), nullptr));
         // A forked child has no workers: it leaves the parent's pool behind and starts its own when it needs one.
         pthread_atfork(nullptr, nullptr, [] {
-            if (ThreadPool* parent = pool_pointer.load()) pool_pointer.store(new ThreadPool(parent->threads()));
+            if (ThreadPool* parent = pool_pointer.load()) pool_pointer.store(new ThreadPool(parent->threads(), parent));
             new (&pool_mutex) std::mutex;
         });
     }
@@ -242,11 +245,12 @@ int num_threads() { return pool().threads(); }
 
 void set_num_threads(int count) {
     if (count < 1) throw std::invalid_argument("set_num_threads: expected at least 1, got " + std::to_string(count) + ".");
-    ThreadPool& old = pool();
+    pool();
     const std::lock_guard<std::mutex> lock(pool_mutex);
+    ThreadPool& old = *pool_pointer.load();
     if (old.threads() == count) return;
     // The old pool stays allocated: a thread that just fetched it may still run a region there, by itself.
-    pool_pointer.store(new ThreadPool(count));
+    pool_pointer.store(new ThreadPool(count, &old));
     old.stop();
 }
 

@@ -26,9 +26,12 @@ std::vector<double> time_instructions(const Program& program, Address arena, std
 
 void bind_program(nb::module_& m) {
     nb::class_<Operand>(m, "Operand")
-        .def_static("constant", [](Address address) { return Operand{Operand::Kind::constant, static_cast<std::int64_t>(address), 0}; }, "address"_a)
         .def_static(
-            "arena", [](std::int64_t start, std::int64_t offset) { return Operand{Operand::Kind::arena, start, offset}; }, "start"_a, "offset"_a)
+            "constant", [](Address address) { return Operand{Operand::Kind::constant, static_cast<std::int64_t>(address), 0}; },
+            "address"_a)
+        .def_static(
+            "arena", [](std::int64_t start, std::int64_t offset) { return Operand{Operand::Kind::arena, start, offset}; }, "start"_a,
+            "offset"_a)
         .def_static("slot", [](std::int64_t index) { return Operand{Operand::Kind::slot, index, 0}; }, "index"_a);
     nb::class_<Program> program(m, "Program");
     program.def(nb::init<>())

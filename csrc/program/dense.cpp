@@ -15,8 +15,8 @@ namespace nb = nanobind;
 namespace canter {
 namespace {
 
-void add_rms_norm(Program& program, Operand x, std::int64_t x_stride, Address weight, Operand out, int type, int weight_type, std::int64_t heads,
-                  std::int64_t width, float eps, bool plus_one, bool cast_first) {
+void add_rms_norm(Program& program, Operand x, std::int64_t x_stride, Address weight, Operand out, int type, int weight_type,
+                  std::int64_t heads, std::int64_t width, float eps, bool plus_one, bool cast_first) {
     const NormArgs args{nullptr, nullptr, at(weight), nullptr, nullptr, dtype_of(type), dtype_of(weight_type), 0, width,
                         heads,   x_stride, eps,       plus_one, cast_first};
     program.add("rms_norm", [=](const Frame& frame) {
@@ -74,7 +74,8 @@ void add_gather(Program& program, Operand source, std::int64_t count, Operand in
         char* to = out.at<char>(frame);
         for (std::int64_t i = 0; i < frame.rows; ++i) {
             if (index[i] < 0 || index[i] >= frame.slots[count]) {
-                throw std::out_of_range("gather: rows must be in [0, " + std::to_string(frame.slots[count]) + "), got " + std::to_string(index[i]) + ".");
+                throw std::out_of_range("gather: rows must be in [0, " + std::to_string(frame.slots[count]) + "), got " +
+                                        std::to_string(index[i]) + ".");
             }
             std::memcpy(to + i * row_bytes, from + index[i] * row_bytes, static_cast<std::size_t>(row_bytes));
         }

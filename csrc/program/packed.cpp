@@ -10,8 +10,8 @@ namespace canter {
 namespace {
 
 // The matrix is copied: a few words a part. Its memory is the caller's.
-void add_matmul(Program& program, const Matrix& matrix, Operand x, int x_type, std::int64_t x_stride, Address bias, int bias_type, Operand out,
-                int out_type) {
+void add_matmul(Program& program, const Matrix& matrix, Operand x, int x_type, std::int64_t x_stride, Address bias, int bias_type,
+                Operand out, int out_type) {
     program.add("linear", [=](const Frame& frame) {
         matmul({x.at(frame), dtype_of(x_type), x_stride, matrix.parts.data(), static_cast<std::int64_t>(matrix.parts.size()), at(bias),
                 dtype_of(bias_type), out.at(frame), dtype_of(out_type), matrix.outputs, frame.rows, matrix.width});

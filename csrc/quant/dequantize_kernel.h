@@ -39,7 +39,9 @@ inline void decode_q4_1(const std::uint8_t* b, float* y) {
 
 // The five-bit numbers of Q5_0 and Q5_1: four low bits from `low`, the fifth from bit i of `high`.
 inline int five_low(const std::uint8_t* low, std::uint32_t high, int i) { return (low[i] & 15) | static_cast<int>(high >> i & 1) << 4; }
-inline int five_high(const std::uint8_t* low, std::uint32_t high, int i) { return low[i] >> 4 | static_cast<int>(high >> (i + 16) & 1) << 4; }
+inline int five_high(const std::uint8_t* low, std::uint32_t high, int i) {
+    return low[i] >> 4 | static_cast<int>(high >> (i + 16) & 1) << 4;
+}
 
 inline void decode_q5_0(const std::uint8_t* b, float* y) {
     const float d = half(b);

@@ -11,12 +11,15 @@ namespace {
 
 #if defined(CANTER_X86)
 constexpr const SamplingTable* kTables[kNumIsas] = {&kScalarSampling, &kAvx2Sampling, &kAvx512Sampling, nullptr, nullptr};
+#elif defined(CANTER_ARM)
+constexpr const SamplingTable* kTables[kNumIsas] = {&kScalarSampling, nullptr, nullptr, nullptr, nullptr, nullptr, &kNeonSampling};
 #else
-constexpr const SamplingTable* kTables[kNumIsas] = {&kScalarSampling, nullptr, nullptr, nullptr, nullptr};
+constexpr const SamplingTable* kTables[kNumIsas] = {&kScalarSampling};
 #endif
 
 template <class Args>
-void with_scratch(std::int64_t rows, std::int64_t vocab, const Args& args, void (*kernel)(const Args&, std::int64_t, std::int64_t, float*)) {
+void with_scratch(std::int64_t rows, std::int64_t vocab, const Args& args,
+                  void (*kernel)(const Args&, std::int64_t, std::int64_t, float*)) {
     for_rows(rows, vocab, [&](std::int64_t begin, std::int64_t end) {
         kernel(args, begin, end, scratch_floats(Scratch::task, static_cast<std::size_t>(sampling_scratch(vocab))));
     });

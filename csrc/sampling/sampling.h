@@ -60,6 +60,22 @@ struct AddArgs {
     std::int64_t count, rows, vocab;
 };
 
+// K words, each forbidden where the tokens before a logit end in all of it but its last id.
+struct ForbidArgs {
+    float* logits;
+    const std::int64_t* lines;  // [K]: rows of logits
+    const std::int64_t* last;  // [K]: each word's last id
+    const std::int64_t* prefixes;  // [K, M]: the ids before it, at the right
+    const std::int64_t* lengths;  // [K]: how many
+    const std::int64_t* rows;  // [K]: rows of token_ids
+    const std::int64_t* first;  // [K]: index among the row's tokens of the first one to compare
+    const std::int64_t* drafts;  // [K]: drafts before the logit, which stand in input_ids up to its line
+    const std::int32_t* token_ids;  // [R, W]
+    const std::int32_t* total_len;  // [R]
+    const std::int64_t* input_ids;  // [L]; null: there are no drafts
+    std::int64_t count, longest, num_rows, width, num_lines, vocab;
+};
+
 struct LogprobArgs {
     const float* logits;
     const std::int64_t* chosen;  // [L]
@@ -82,6 +98,8 @@ extern const SamplingTable kScalarSampling;
 #if defined(CANTER_X86)
 extern const SamplingTable kAvx2Sampling;
 extern const SamplingTable kAvx512Sampling;
+#elif defined(CANTER_ARM)
+extern const SamplingTable kNeonSampling;
 #endif
 
 inline constexpr std::int64_t kSamplingBlock = 64;  // elements whose maximum is kept
@@ -98,9 +116,10 @@ void greedy_tokens(const GreedyArgs& args);
 void draw_tokens(const DrawArgs& args);
 void keep_tokens(const DrawArgs& args);
 void penalize(const PenaltyArgs& args);
-// Both throw std::out_of_range for a line outside [0, L) or an id outside [0, V).
+// These throw std::out_of_range for a line outside [0, L), an id outside [0, V), and tokens that lie outside their table.
 void allow_tokens(const AllowArgs& args);
 void add_to_tokens(const AddArgs& args);
+void forbid_words(const ForbidArgs& args);
 // Throws std::out_of_range for a chosen id outside [0, V).
 void token_logprobs(const LogprobArgs& args);
 

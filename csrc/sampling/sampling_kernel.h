@@ -35,7 +35,9 @@ inline float unordered(std::uint32_t key) {
 }
 
 // A candidate: greater for a greater value, and for the lower id of two equal ones.
-inline std::uint64_t pack(float value, std::int64_t id) { return (static_cast<std::uint64_t>(ordered(value)) << 32) | (0xffffffffu - static_cast<std::uint32_t>(id)); }
+inline std::uint64_t pack(float value, std::int64_t id) {
+    return (static_cast<std::uint64_t>(ordered(value)) << 32) | (0xffffffffu - static_cast<std::uint32_t>(id));
+}
 inline float value_of(std::uint64_t packed) { return unordered(static_cast<std::uint32_t>(packed >> 32)); }
 inline std::int64_t id_of(std::uint64_t packed) { return 0xffffffffu - static_cast<std::uint32_t>(packed); }
 
@@ -256,7 +258,8 @@ inline double mass_of(const Survey& s, float divisor, float peak, float floor, f
 
 // In buckets over the ordered bits, descending: the value at which the running sum of weights (null: of ones) reaches
 // `target`, and the sum before it. Values below `floor` and -inf don't count. The least value counted when it is never reached.
-inline float radix_reach(const float* values, const float* weights, std::int64_t vocab, float floor, double target, double* buckets, double* before) {
+inline float radix_reach(const float* values, const float* weights, std::int64_t vocab, float floor, double target, double* buckets,
+                         double* before) {
     constexpr int shifts[3] = {21, 10, 0}, widths[3] = {11, 11, 10};
     std::uint32_t prefix = 0;
     double sum = 0.0;
@@ -346,7 +349,9 @@ inline bool keep_by_distance(const Survey& s, float divisor, float peak, float f
     std::int64_t count = 0;
     const Reg low = Vec::set1(static_cast<float>(bucket)), high = Vec::set1(static_cast<float>(bucket + 1));
     for (std::int64_t b = 0; b < s.blocks; ++b) {
-        if (!block_weighs(s, b, divisor, peak, floor) || (peak - s.maxima[b] / divisor) * kPerUnit >= static_cast<float>(bucket + 1)) continue;
+        if (!block_weighs(s, b, divisor, peak, floor) || (peak - s.maxima[b] / divisor) * kPerUnit >= static_cast<float>(bucket + 1)) {
+            continue;
+        }
         if (count + kSamplingBlock > kMaxListed) return false;
         for (std::int64_t i = b * kSamplingBlock; i < (b + 1) * kSamplingBlock; i += Vec::width) {
             const Reg y = Vec::load(work.values + i);
@@ -375,7 +380,8 @@ inline bool keep_by_distance(const Survey& s, float divisor, float peak, float f
 
 // Truncate a list, which is sorted here: `total` is the weight of the row where top-k is off. False when it would take
 // values that are not listed, which is not so when the list `is_all` that top-k and min-p leave.
-inline bool keep_of_list(std::uint64_t* list, std::int64_t count, float peak, std::int64_t top_k, double top_p, double total, bool is_all, Kept* kept) {
+inline bool keep_of_list(std::uint64_t* list, std::int64_t count, float peak, std::int64_t top_k, double top_p, double total, bool is_all,
+                         Kept* kept) {
     sort_descending(list, count);
     if (count > top_k) {
         const std::uint64_t kth = list[top_k - 1] >> 32;
@@ -416,7 +422,9 @@ inline Kept keep_of(const Survey& s, float divisor, std::int64_t top_k, double t
         const float least = bound > floor ? bound : floor;
         const std::int64_t listed = list_from(s, divisor, least, false, work.list);
         Kept kept;
-        if (listed > 0 && keep_of_list(work.list, listed, peak, bounded ? top_k : listed, top_p, all, bounded || least == floor, &kept)) return kept;
+        if (listed > 0 && keep_of_list(work.list, listed, peak, bounded ? top_k : listed, top_p, all, bounded || least == floor, &kept)) {
+            return kept;
+        }
     }
     Kept kept;
     if (!bounded && keep_by_distance(s, divisor, peak, floor, top_p * all, work, &kept)) return kept;

@@ -9,7 +9,8 @@ namespace {
 
 void require_inside(std::int64_t value, std::int64_t end, const char* what) {
     if (value < 0 || value >= end) {
-        throw std::out_of_range(std::string("gather_step: ") + what + " " + std::to_string(value) + " is outside [0, " + std::to_string(end) + ").");
+        throw std::out_of_range(std::string("gather_step: ") + what + " " + std::to_string(value) + " is outside [0, " +
+                                std::to_string(end) + ").");
     }
 }
 

@@ -74,7 +74,9 @@ const BlockType& block_type(const std::string& name) {
 
 double half_value(const std::uint8_t* p) {
     const int bits = p[0] | p[1] << 8, exponent = bits >> 10 & 31, fraction = bits & 1023;
-    const double size = exponent == 31 ? (fraction ? NAN : INFINITY) : exponent ? std::ldexp(1024 + fraction, exponent - 25) : std::ldexp(fraction, -24);
+    const double size = exponent == 31 ? (fraction ? NAN : INFINITY)
+        : exponent                     ? std::ldexp(1024 + fraction, exponent - 25)
+                                       : std::ldexp(fraction, -24);
     return bits & 0x8000 ? -size : size;
 }
 

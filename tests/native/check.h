@@ -129,7 +129,8 @@ Buffer<T> extreme_buffer(Random& random, std::int64_t count) {
     Buffer<T> out(count);
     for (std::int64_t i = 0; i < count; ++i) {
         const bool ordinary = random.below(3) == 0;
-        out[i] = from_float<T>(ordinary ? random.uniform(4.0f) : values[static_cast<std::size_t>(random.below(static_cast<std::int64_t>(values.size())))]);
+        out[i] = from_float<T>(ordinary ? random.uniform(4.0f)
+                                        : values[static_cast<std::size_t>(random.below(static_cast<std::int64_t>(values.size())))]);
     }
     return out;
 }

@@ -39,7 +39,8 @@ bool run(const Entry& entry, const std::string& isa) {
         why = error.what();
     }
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    std::printf("%-6s %6.2f s  %-12s %s%s%s\n", why.empty() ? "ok" : "FAILED", seconds, isa.c_str(), entry.name.c_str(), why.empty() ? "" : ": ", why.c_str());
+    std::printf("%-6s %6.2f s  %-12s %s%s%s\n", why.empty() ? "ok" : "FAILED", seconds, isa.c_str(), entry.name.c_str(),
+                why.empty() ? "" : ": ", why.c_str());
     std::fflush(stdout);
     return why.empty();
 }
@@ -67,8 +68,8 @@ bf16 to_bf16(float x) {
 
 std::vector<float> extremes() {
     using L = std::numeric_limits<float>;
-    return {0.0f, -0.0f, L::denorm_min(), -L::denorm_min(), 1e-40f, L::min(), L::max(), -L::max(), 1e20f, -1e20f, 88.7f, -88.7f, -104.0f, 1e-20f,
-            L::infinity(), -L::infinity(), L::quiet_NaN()};
+    return {0.0f,   -0.0f, L::denorm_min(), -L::denorm_min(), 1e-40f, L::min(),      L::max(),       -L::max(),     1e20f,
+            -1e20f, 88.7f, -88.7f,          -104.0f,          1e-20f, L::infinity(), -L::infinity(), L::quiet_NaN()};
 }
 
 void check_close(const char* what, std::int64_t index, double found, double expected, double relative, double absolute) {
@@ -85,9 +86,6 @@ void check_close(const char* what, std::int64_t index, double found, double expe
 void use_threads(int count) { set_num_threads(count); }
 
 }  // namespace canter::test
-
-// A resized pool leaves its predecessor behind on purpose (parallel/thread_pool.cpp).
-extern "C" const char* __lsan_default_suppressions() { return "leak:canter::set_num_threads\nleak:ThreadPool\n"; }
 
 int main(int argc, char** argv) {
     using namespace canter::test;

@@ -38,7 +38,8 @@ struct Cache {
     CacheView view(Buffer<std::uint32_t>& data) { return {data.data(), block_bytes}; }
     ScaleView view(Buffer<float>& scales) { return {type == CacheType::int8 ? scales.data() : nullptr, scale_stride}; }
 
-    double element(const Buffer<std::uint32_t>& data, const Buffer<float>& scales, std::int64_t slot, std::int64_t head, std::int64_t index) const {
+    double element(const Buffer<std::uint32_t>& data, const Buffer<float>& scales, std::int64_t slot, std::int64_t head,
+                   std::int64_t index) const {
         const std::int64_t block = slot / block_size;
         const std::uint8_t* p = reinterpret_cast<const std::uint8_t*>(data.data()) + block * block_bytes + index * bytes;
         switch (type) {
@@ -54,7 +55,9 @@ struct Cache {
             }
             case CacheType::float16: return half_value(p);
             case CacheType::fp8_e4m3: return fp8_value(*p);
-            default: return static_cast<double>(static_cast<std::int8_t>(*p)) * scales[block * scale_stride + head * block_size + slot % block_size];
+            default:
+                return static_cast<double>(static_cast<std::int8_t>(*p)) *
+                    scales[block * scale_stride + head * block_size + slot % block_size];
         }
     }
     double key(std::int64_t slot, std::int64_t head, std::int64_t d) const {
@@ -68,8 +71,9 @@ struct Cache {
 
 template <class T>
 void write(Cache& cache, const Buffer<T>& k, const Buffer<T>& v, std::int64_t stride, const Buffer<std::int64_t>& slots) {
-    write_kv({k.data(), v.data(), dtype_of<T>, stride, stride, cache.view(cache.k), cache.view(cache.v), cache.type, cache.view(cache.k_scale),
-              cache.view(cache.v_scale), slots.data(), slots.size(), cache.heads, cache.head_dim, cache.blocks, cache.block_size});
+    write_kv({k.data(), v.data(), dtype_of<T>, stride, stride, cache.view(cache.k), cache.view(cache.v), cache.type,
+              cache.view(cache.k_scale), cache.view(cache.v_scale), slots.data(), slots.size(), cache.heads, cache.head_dim, cache.blocks,
+              cache.block_size});
 }
 
 // What a cache of the type may make of x, in a row whose greatest element is `highest`.
@@ -225,7 +229,8 @@ struct Step {
         : c(c), rows(count_rows(c)), table_width(widest(c)), blocks(count_blocks(c)), q_stride(c.q_heads * c.head_dim + 3),
           table(static_cast<std::int64_t>(c.requests.size()) * table_width), starts(static_cast<std::int64_t>(c.requests.size()) + 1),
           lengths(static_cast<std::int64_t>(c.requests.size())), cache(c.type, blocks, c.block_size, c.k_heads, c.head_dim),
-          q(random_buffer<T>(random, (rows - 1) * q_stride + c.q_heads * c.head_dim, 3)), sinks(random_buffer<float>(random, c.q_heads, 2)) {
+          q(random_buffer<T>(random, (rows - 1) * q_stride + c.q_heads * c.head_dim, 3)),
+          sinks(random_buffer<float>(random, c.q_heads, 2)) {
         std::vector<std::int32_t> free_blocks;
         for (std::int64_t i = 1; i < blocks; ++i) free_blocks.push_back(static_cast<std::int32_t>(i));
         for (std::int64_t b = 0; b < lengths.size(); ++b) {
@@ -246,7 +251,9 @@ struct Step {
         }
     }
 
-    std::int64_t slot(std::int64_t b, std::int64_t p) const { return table[b * table_width + p / c.block_size] * c.block_size + p % c.block_size; }
+    std::int64_t slot(std::int64_t b, std::int64_t p) const {
+        return table[b * table_width + p / c.block_size] * c.block_size + p % c.block_size;
+    }
 
     // Requests [first, last) of the step.
     Buffer<T> run(std::int64_t first, std::int64_t last) {
@@ -255,17 +262,19 @@ struct Step {
         for (std::int64_t b = first; b <= last; ++b) own_starts[b - first] = static_cast<std::int32_t>(starts[b] - begin);
         Buffer<T> out = filled<T>(count * c.q_heads * c.head_dim, 77);
         AttentionPlan plan;
-        plan.make({table.data() + first * table_width, own_starts.data(), lengths.data() + first, count, last - first, table_width, c.q_heads, c.k_heads,
-                   c.head_dim, blocks, c.block_size, c.window});
-        paged_attention({q.data() + begin * q_stride, dtype_of<T>, q_stride, cache.view(cache.k), cache.view(cache.v), c.type, cache.view(cache.k_scale),
-                         cache.view(cache.v_scale), c.sinks ? sinks.data() : nullptr, out.data(), 0.3f, c.softcap},
-                        plan);
+        plan.make({table.data() + first * table_width, own_starts.data(), lengths.data() + first, count, last - first, table_width,
+                   c.q_heads, c.k_heads, c.head_dim, blocks, c.block_size, c.window});
+        paged_attention(
+            {q.data() + begin * q_stride, dtype_of<T>, q_stride, cache.view(cache.k), cache.view(cache.v), c.type,
+             cache.view(cache.k_scale), cache.view(cache.v_scale), c.sinks ? sinks.data() : nullptr, out.data(), 0.3f, c.softcap},
+            plan);
         return out;
     }
 
     std::vector<double> expected(std::int64_t b, std::int64_t query, std::int64_t head) const {
         const Request& r = c.requests[static_cast<std::size_t>(b)];
-        const std::int64_t position = r.length - r.queries + query, first = c.window > 0 ? std::max<std::int64_t>(0, position - c.window + 1) : 0;
+        const std::int64_t position = r.length - r.queries + query,
+                           first = c.window > 0 ? std::max<std::int64_t>(0, position - c.window + 1) : 0;
         const std::int64_t key_head = head / (c.q_heads / c.k_heads);
         const T* row = q.data() + (starts[b] + query) * q_stride + head * c.head_dim;
         std::vector<double> scores, sums(static_cast<std::size_t>(c.head_dim));
@@ -282,7 +291,9 @@ struct Step {
         for (std::int64_t p = first; p <= position; ++p) {
             const double weight = std::exp(scores[static_cast<std::size_t>(p - first)] - highest);
             total += weight;
-            for (std::int64_t d = 0; d < c.head_dim; ++d) sums[static_cast<std::size_t>(d)] += weight * cache.value(slot(b, p), key_head, d);
+            for (std::int64_t d = 0; d < c.head_dim; ++d) {
+                sums[static_cast<std::size_t>(d)] += weight * cache.value(slot(b, p), key_head, d);
+            }
         }
         for (double& sum : sums) sum /= total;
         return sums;

@@ -24,8 +24,8 @@ void check_norm(const NormCase& c, const Buffer<T>& x, const Buffer<T>& residual
     Buffer<T> out(x.size()), total(x.size());
     const auto call = [&](std::int64_t row, std::int64_t rows, T* to, T* sums) {
         const std::int64_t at = row * c.width;
-        rms_norm({x.data() + at, c.residual ? residual.data() + at : nullptr, weight.data(), to, c.residual ? sums : nullptr, dtype_of<T>, dtype_of<W>, rows,
-                  c.width, 1, c.width, eps, c.plus_one, c.cast_first});
+        rms_norm({x.data() + at, c.residual ? residual.data() + at : nullptr, weight.data(), to, c.residual ? sums : nullptr, dtype_of<T>,
+                  dtype_of<W>, rows, c.width, 1, c.width, eps, c.plus_one, c.cast_first});
     };
     call(0, c.rows, out.data(), total.data());
     for (std::int64_t r = 0; r < c.rows; ++r) {
@@ -35,7 +35,8 @@ void check_norm(const NormCase& c, const Buffer<T>& x, const Buffer<T>& residual
             double value = to_float(x[i]);
             if (c.residual) {
                 value = rounded<T>(value + to_float(residual[i]));
-                check_same_bits("total", &total[i], std::vector<T>{from_float<T>(to_float(x[i]) + to_float(residual[i]))}.data(), std::isnan(value) ? 0 : 1);
+                check_same_bits("total", &total[i], std::vector<T>{from_float<T>(to_float(x[i]) + to_float(residual[i]))}.data(),
+                                std::isnan(value) ? 0 : 1);
             }
             values.push_back(value);
             squares += static_cast<double>(static_cast<float>(value * value));  // float32 overflows, and so may the sum
@@ -61,10 +62,14 @@ TEST(rms_norm) {
         for (const std::int64_t width : kWidths) {
             for (int flags = 0; flags < 8; ++flags) {
                 const NormCase c{3, width, (flags & 1) != 0, (flags & 2) != 0, (flags & 4) != 0};
-                check_norm(c, random_buffer<T>(random, 3 * width, 3), random_buffer<T>(random, 3 * width), random_buffer<W>(random, width), 1e-5f);
+                check_norm(c, random_buffer<T>(random, 3 * width, 3), random_buffer<T>(random, 3 * width), random_buffer<W>(random, width),
+                           1e-5f);
             }
         }
-        for_threads([&] { check_norm({200, 130, true, false, false}, random_buffer<T>(random, 26000), random_buffer<T>(random, 26000), random_buffer<W>(random, 130), 0.0f); });
+        for_threads([&] {
+            check_norm({200, 130, true, false, false}, random_buffer<T>(random, 26000), random_buffer<T>(random, 26000),
+                       random_buffer<W>(random, 130), 0.0f);
+        });
     });
 }
 
@@ -78,7 +83,8 @@ TEST(rms_norm_of_extremes) {
     Buffer<float> x = random_buffer<float>(random, 2 * 33);
     x[40] = INFINITY;  // one row's infinity is not another's
     Buffer<float> out(66);
-    rms_norm({x.data(), nullptr, filled<float>(33, 1).data(), out.data(), nullptr, DType::float32, DType::float32, 2, 33, 1, 33, 1e-6f, false, false});
+    rms_norm({x.data(), nullptr, filled<float>(33, 1).data(), out.data(), nullptr, DType::float32, DType::float32, 2, 33, 1, 33, 1e-6f,
+              false, false});
     for (std::int64_t i = 0; i < 33; ++i) CHECK(std::isfinite(out[i]));
     CHECK(std::isnan(out[40]) && out[41] == 0);
 }
@@ -98,8 +104,8 @@ void check_gated(const Buffer<T>& x, std::int64_t rows, std::int64_t width, Acti
             const double expected = static_cast<double>(static_cast<float>(activated)) * up;
             // Far out, e^-x times x is a number in double and gone in float32: what remains is zero, or NaN times infinity.
             if (extreme && (std::abs(activated) < 1e-30 || std::isinf(gate)) && !std::isfinite(up)) continue;
-            check_close("gated", r * width + i, to_float(out[r * width + i]), expected, relative_of<T>(activation == Activation::silu ? 8 : 64),
-                        1e-30 * std::max(1.0, std::abs(up)));
+            check_close("gated", r * width + i, to_float(out[r * width + i]), expected,
+                        relative_of<T>(activation == Activation::silu ? 8 : 64), 1e-30 * std::max(1.0, std::abs(up)));
         }
         Buffer<T> alone(width);
         gated({x.data() + r * 2 * width, alone.data(), dtype_of<T>, activation, 1, width});
@@ -141,7 +147,8 @@ TEST(softcap) {
 }
 
 template <class T>
-void check_rotary(Random& random, std::int64_t rows, std::int64_t q_heads, std::int64_t k_heads, std::int64_t dim, std::int64_t rot, std::int64_t gap) {
+void check_rotary(Random& random, std::int64_t rows, std::int64_t q_heads, std::int64_t k_heads, std::int64_t dim, std::int64_t rot,
+                  std::int64_t gap) {
     constexpr std::int64_t max_pos = 11;
     const auto size = [&](std::int64_t heads) { return rows * heads * dim + (rows - 1) * gap; };
     const Buffer<T> q = random_buffer<T>(random, size(q_heads)), k = random_buffer<T>(random, size(k_heads));
@@ -150,7 +157,8 @@ void check_rotary(Random& random, std::int64_t rows, std::int64_t q_heads, std::
     for (std::int64_t t = 0; t < rows; ++t) positions[t] = t == rows - 1 ? max_pos - 1 : random.below(max_pos);
     Buffer<T> new_q = q, new_k = k;
     const std::int64_t q_stride = q_heads * dim + gap, k_stride = k_heads * dim + gap;
-    rotary({new_q.data(), new_k.data(), dtype_of<T>, q_stride, k_stride, positions.data(), table.data(), rows, q_heads, k_heads, dim, rot, max_pos});
+    rotary({new_q.data(), new_k.data(), dtype_of<T>, q_stride, k_stride, positions.data(), table.data(), rows, q_heads, k_heads, dim, rot,
+            max_pos});
     const auto check = [&](const Buffer<T>& before, const Buffer<T>& after, std::int64_t heads, std::int64_t stride) {
         for (std::int64_t at = 0; at < before.size(); ++at) {
             const std::int64_t t = at / stride, inside = at % stride, i = inside % dim, half = rot / 2;
@@ -185,7 +193,8 @@ TEST(rotary) {
         return positions;
     }();
     Buffer<float> q(8), k(8), table(44);
-    check_throws<std::out_of_range>("rotary", [&] { rotary({q.data(), k.data(), DType::float32, 4, 4, bad.data(), table.data(), 2, 1, 1, 4, 4, 11}); });
+    check_throws<std::out_of_range>(
+        "rotary", [&] { rotary({q.data(), k.data(), DType::float32, 4, 4, bad.data(), table.data(), 2, 1, 1, 4, 4, 11}); });
 }
 
 }  // namespace

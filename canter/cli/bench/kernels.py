@@ -41,7 +41,17 @@ MOST_COPIES = 256
 MOST_HEAD_ROWS = 64
 """The output matrix works on one row a request, never on a whole prompt."""
 
-STEP_OPS = ("gather_step", "greedy_tokens", "draw_tokens", "keep_tokens", "allow_tokens", "add_to_tokens", "penalize", "token_logprobs")
+STEP_OPS = (
+    "gather_step",
+    "greedy_tokens",
+    "draw_tokens",
+    "keep_tokens",
+    "allow_tokens",
+    "add_to_tokens",
+    "forbid_words",
+    "penalize",
+    "token_logprobs",
+)
 """Ops of a step around the model. `benchmarks/step_overhead.py` times them together with everything else there."""
 
 TIMED_OPS = tuple(name for name in OPS if name != "advance_step")
@@ -255,6 +265,14 @@ def step_case(op: str, rows: int, vocab: int, context_len: int) -> Case:
         ids = torch.randint(vocab, (rows * biased,))
         calls = [(one, line.repeat_interleave(biased), ids, torch.randn(rows * biased)) for one in logits]
         moved = rows * biased * (8 + 8 + 4 + 2 * 4)
+    elif op == "forbid_words":
+        number, longest = rows * 100, 4  # words of five tokens, one in a hundred of which are about to be completed
+        lines, last, lengths = line.repeat_interleave(100), torch.randint(vocab, (number,)), torch.full((number,), longest)
+        prefixes = (torch.arange(number) % 100).unsqueeze(1).expand(-1, longest).contiguous()
+        known = torch.zeros(rows, context_len, dtype=torch.int32), torch.full((rows,), context_len, dtype=torch.int32)
+        zeros = torch.zeros_like(lines)
+        calls = [(one, lines, last, prefixes, lengths, lines, zeros, zeros, *known, None) for one in logits]
+        moved = number * (6 + longest) * 8
     elif op == "penalize":
         counts = torch.randint(2, (rows, vocab), dtype=torch.int32)
         penalties = (torch.full((rows,), value) for value in (1.1, 0.0, 0.0))

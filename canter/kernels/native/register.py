@@ -50,6 +50,7 @@ def register() -> None:
         sampling.keep_tokens,
         sampling.allow_tokens,
         sampling.add_to_tokens,
+        sampling.forbid_words,
         sampling.penalize,
         sampling.token_logprobs,
     ):

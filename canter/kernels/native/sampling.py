@@ -83,6 +83,36 @@ def add_to_tokens(logits: Tensor, lines: Tensor, ids: Tensor, values: Tensor) ->
     _native.add_to_tokens(*_addresses((logits, lines, ids, values), lines.shape[0], rows, vocab))
 
 
+def forbid_words(
+    logits: Tensor,
+    lines: Tensor,
+    last: Tensor,
+    prefixes: Tensor,
+    lengths: Tensor,
+    rows: Tensor,
+    first: Tensor,
+    drafts: Tensor,
+    token_ids: Tensor,
+    total_len: Tensor,
+    input_ids: Tensor | None,
+) -> None:
+    """As the reference."""
+    num_lines, vocab = _require_logits("forbid_words", logits)
+    columns = lines, last, lengths, rows, first, drafts
+    fits = all(column.shape == (prefixes.shape[0],) for column in columns) and total_len.shape == (token_ids.shape[0],)
+    fits = fits and token_ids.is_contiguous() and token_ids.dtype == total_len.dtype == torch.int32
+    fits = fits and (input_ids is None or input_ids.shape == (num_lines,))
+    require(fits, "forbid_words", "words [K], token_ids [R, W] int32, total_len [R] int32", *columns, prefixes, token_ids, total_len)
+    lines, last, prefixes, lengths, rows, first, drafts = (
+        contiguous(t, torch.int64) for t in (lines, last, prefixes, lengths, rows, first, drafts)
+    )
+    total_len = contiguous(total_len, torch.int32)
+    inputs = None if input_ids is None else contiguous(input_ids, torch.int64)
+    places = _addresses((logits, lines, last, prefixes, lengths, rows, first, drafts, token_ids, total_len))
+    sizes = *prefixes.shape, *token_ids.shape, num_lines, vocab
+    _native.forbid_words(*places, 0 if inputs is None else inputs.data_ptr(), *sizes)
+
+
 def penalize(
     logits: Tensor,
     lines: Tensor,

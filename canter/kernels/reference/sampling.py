@@ -96,6 +96,36 @@ def add_to_tokens(logits: Tensor, lines: Tensor, ids: Tensor, values: Tensor) ->
     logits.index_put_((lines, ids), values, accumulate=True)
 
 
+def forbid_words(
+    logits: Tensor,
+    lines: Tensor,
+    last: Tensor,
+    prefixes: Tensor,
+    lengths: Tensor,
+    rows: Tensor,
+    first: Tensor,
+    drafts: Tensor,
+    token_ids: Tensor,
+    total_len: Tensor,
+    input_ids: Tensor | None,
+) -> None:
+    """Set the logits (lines [K], last [K]) to -inf, in place, where the tokens before end in the prefix of the word.
+
+    A word's prefix is the last `lengths` [K] of `prefixes` [K, M]. The tokens before a logit are those of its `rows` [K] from
+    index `first` [K] on: the `total_len` [R] int32 known ones of `token_ids` [R, W] int32, then its `drafts` [K], the last of
+    them the logit's own among `input_ids` [L] (None: no drafts). What has no type here is int64.
+    """
+    back = torch.arange(prefixes.shape[1] - 1, -1, -1, device=logits.device)  # tokens between a place and the logit
+    drafts = drafts.unsqueeze(1)
+    at = (total_len[rows].unsqueeze(1) + (drafts - 1)) - back
+    tokens = token_ids[rows.unsqueeze(1), at.clamp(0, token_ids.shape[1] - 1)].to(torch.int64)
+    if input_ids is not None:
+        tokens = torch.where(back < drafts, input_ids[(lines.unsqueeze(1) - back).clamp_(min=0)], tokens)
+    same = (tokens == prefixes) & (at >= first.unsqueeze(1))
+    complete = (same | (back >= lengths.unsqueeze(1))).all(1)
+    add_to_tokens(logits, lines, last, torch.where(complete, NEG_INF, 0.0))
+
+
 def penalize(
     logits: Tensor,
     lines: Tensor,

@@ -84,7 +84,7 @@ class SamplingOps:
 
         self.greedy_tokens, self.draw_tokens, self.keep_tokens = op("greedy_tokens"), op("draw_tokens"), op("keep_tokens")
         self.allow_tokens, self.add_to_tokens, self.penalize = op("allow_tokens"), op("add_to_tokens"), op("penalize")
-        self.token_logprobs = op("token_logprobs")
+        self.forbid_words, self.token_logprobs = op("forbid_words"), op("token_logprobs")
 
 
 @dataclass(slots=True)

@@ -86,7 +86,9 @@ struct Ops {
     static Sum add(Sum sum, const Codes& c, const std::int8_t* x) { return {_mm512_dpbusd_epi32(sum.v, c.v, word(x))}; }
     static Ints total(const Sum& sum) { return sum; }
 #else
-    static Sum add(Sum sum, const Codes& c, const std::int8_t* x) { return {kept(_mm512_add_epi16(sum.v, _mm512_maddubs_epi16(c.v, word(x))))}; }
+    static Sum add(Sum sum, const Codes& c, const std::int8_t* x) {
+        return {kept(_mm512_add_epi16(sum.v, _mm512_maddubs_epi16(c.v, word(x))))};
+    }
     static Ints total(const Sum& sum) { return {_mm512_madd_epi16(sum.v, _mm512_set1_epi16(1))}; }
 #endif
     static Ints add_spread(const Ints& a, const std::int32_t* p) { return {_mm512_add_epi32(a.v, word(p))}; }

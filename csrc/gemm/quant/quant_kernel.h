@@ -438,7 +438,8 @@ inline void tile_panels(const std::uint8_t* unpacked, const RowRun* x, std::int6
     const auto tiles = [&]<int R>() {
         for (; r + R <= rows; r += R) {
             const std::int64_t skipped = T::wide ? r * kChunkRuns : 0;
-            tile_rows<T, R, P>(unpacked, x + r * pitch, pitch, wide + skipped * 32, scales + skipped, runs, out + r * out_stride, out_stride, first);
+            tile_rows<T, R, P>(unpacked, x + r * pitch, pitch, wide + skipped * 32, scales + skipped, runs, out + r * out_stride, out_stride,
+                               first);
         }
     };
     tiles.template operator()<Ops::kTileRows>();
@@ -478,7 +479,9 @@ inline void many_rows(const QuantTile& t, std::int64_t block_bytes, std::int64_t
     }
     if constexpr (T::per_output) {
         for (std::int64_t n = t.panel_begin; n < t.panel_end; ++n) {
-            for (std::int64_t r = 0; r < rows; ++r) scale_outputs<T>(t.w->data + n * panel_bytes, t.out + r * t.out_stride + (n - t.panel_begin) * 16);
+            for (std::int64_t r = 0; r < rows; ++r) {
+                scale_outputs<T>(t.w->data + n * panel_bytes, t.out + r * t.out_stride + (n - t.panel_begin) * 16);
+            }
         }
     }
 }
@@ -528,7 +531,9 @@ inline const float* load_run(const bf16* x, std::int64_t count, float* space) {
         Ops::widen_bf16(x, space);
         return space;
     }
-    for (std::int64_t i = 0; i < kRun; ++i) space[i] = __builtin_bit_cast(float, i < count ? static_cast<std::uint32_t>(x[i].bits) << 16 : 0u);
+    for (std::int64_t i = 0; i < kRun; ++i) {
+        space[i] = __builtin_bit_cast(float, i < count ? static_cast<std::uint32_t>(x[i].bits) << 16 : 0u);
+    }
     return space;
 }
 

@@ -53,7 +53,8 @@ inline void add_dots(const std::int8_t* x, std::int64_t x_stride, const std::uin
 
 // Sums of the runs that share a scale, the first of them run i: to dots[0], or with halves to dots[0] and dots[1].
 template <class T, bool Odd>
-inline void find_dots(const std::uint8_t* unpacked, const RowRun* x, std::int64_t stride, std::int64_t i, std::int64_t runs, std::int32_t (*dots)[256]) {
+inline void find_dots(const std::uint8_t* unpacked, const RowRun* x, std::int64_t stride, std::int64_t i, std::int64_t runs,
+                      std::int32_t (*dots)[256]) {
     if constexpr (T::halves) {
         _tile_zero(0);
         _tile_zero(1);
@@ -72,7 +73,8 @@ inline void find_dots(const std::uint8_t* unpacked, const RowRun* x, std::int64_
 }
 
 template <class T, int H>
-inline __attribute__((always_inline)) void add_floats(const Unpacked<T>& source, const RowRun* x, std::int64_t pitch, const std::int32_t* dots, Floats (&totals)[kBlockRows]) {
+inline __attribute__((always_inline)) void add_floats(const Unpacked<T>& source, const RowRun* x, std::int64_t pitch,
+                                                      const std::int32_t* dots, Floats (&totals)[kBlockRows]) {
     Floats scale, minimum;
     Ints zeros;
     if constexpr (!T::per_output) scale = source.template scale<H>();
@@ -93,8 +95,8 @@ inline __attribute__((always_inline)) void add_floats(const Unpacked<T>& source,
 
 // Sixteen rows times an unpacked panel over `runs` runs. Sums of the first `skip` rows are left as they are.
 template <class T>
-inline void block_rows(const std::uint8_t* unpacked, const RowRun* x, std::int64_t pitch, std::int64_t runs, float* out, std::int64_t out_stride,
-                       bool first, std::int64_t skip) {
+inline void block_rows(const std::uint8_t* unpacked, const RowRun* x, std::int64_t pitch, std::int64_t runs, float* out,
+                       std::int64_t out_stride, bool first, std::int64_t skip) {
     alignas(64) std::int32_t dots[2][T::halves ? 2 : 1][256];
     const auto stride = static_cast<std::int64_t>(sizeof(RowRun)) * pitch;
     Floats totals[kBlockRows];
@@ -123,15 +125,15 @@ inline void block_rows(const std::uint8_t* unpacked, const RowRun* x, std::int64
 
 // Rows of a tile in blocks; the last of them may begin among rows that are done. Gives how many rows are done: all, or none.
 template <class T, int P>
-inline std::int64_t all_blocks(const std::uint8_t* unpacked, const RowRun* x, std::int64_t pitch, std::int64_t rows, std::int64_t runs, float* out,
-                               std::int64_t out_stride, bool first) {
+inline std::int64_t all_blocks(const std::uint8_t* unpacked, const RowRun* x, std::int64_t pitch, std::int64_t rows, std::int64_t runs,
+                               float* out, std::int64_t out_stride, bool first) {
     if (rows < kBlockRows) return 0;
     settle(unpacked);
     for (int p = 0; p < P; ++p) {
         for (std::int64_t r = 0; r < rows; r += kBlockRows) {
             const std::int64_t begin = r + kBlockRows <= rows ? r : rows - kBlockRows;
-            block_rows<T>(unpacked + p * kChunkRuns * T::unpacked_bytes, x + begin * pitch, pitch, runs, out + begin * out_stride + 16 * p, out_stride,
-                          first, r - begin);
+            block_rows<T>(unpacked + p * kChunkRuns * T::unpacked_bytes, x + begin * pitch, pitch, runs, out + begin * out_stride + 16 * p,
+                          out_stride, first, r - begin);
         }
     }
     return rows;
