@@ -173,10 +173,10 @@ class Comparison:
         arguments: dict[str, Any] = {"model": self.model_for(row), "num_threads": self.threads, "max_num_seqs": 64}
         if row.work in WORKS:
             arguments["max_model_len"] = self.max_len(row)
-        if Path(arguments["model"]).is_dir():
-            arguments["dtype"] = "bfloat16"
         if row.format == "int8":
             arguments["quantization"] = "int8"
+        elif Path(arguments["model"]).is_dir():
+            arguments["dtype"] = "bfloat16"
         return arguments | self.options.canter_args
 
     def max_len(self, row: Row) -> int:
@@ -254,10 +254,9 @@ class Comparison:
         model = self.model_for(row)
         extra = words.get(who, [])
         if who == "canter":
-            dtype = ["--dtype", "bfloat16"] if Path(model).is_dir() else []
-            quantization = ["--quantization", "int8"] if row.format == "int8" else []
+            form = ["--quantization", "int8"] if row.format == "int8" else ["--dtype", "bfloat16"] if Path(model).is_dir() else []
             command = [sys.executable, "-m", "canter", "serve", "--model", model, "--port", "{port}", "--num-threads", str(self.threads)]
-            return HttpServer([*command, *dtype, *quantization, *extra], engines.canter_env())
+            return HttpServer([*command, *form, *extra], engines.canter_env())
         place = self.place(who)
         if who == "llama-server":
             return HttpServer(
@@ -324,10 +323,11 @@ def kind_of(form: str) -> str:
 
 
 def row_cost(row: Row, model: str) -> limits.ModelCost:
-    """What the row's model takes: weights as the file stores them (int8: a byte each), keys and values in bfloat16."""
+    """What the row's model takes: weights as the file stores them (int8: as Q8_0), keys and values in 16 bits."""
     cost = limits.model_cost(model, "bfloat16", cache_dtype="bfloat16")
     if row.format == "int8":
-        return dataclasses.replace(cost, step_bytes=(cost.token_operations + cost.output_operations) // 2)
+        weights = (cost.token_operations + cost.output_operations) // 2
+        return dataclasses.replace(cost, step_bytes=weights // 32 * 34)
     with open_tensors(resolve(model)) as source:
         sizes = {name: source.get(name).nbytes for name in source.names()}
     if "lm_head.weight" in sizes:

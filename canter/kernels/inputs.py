@@ -57,13 +57,16 @@ def packed_part(rng: Generator, format: str, outputs: int, width: int) -> Packed
     elif format == "w4":
         codes, zeros = (torch.randint(16, (outputs, count), generator=rng, dtype=torch.uint8) for count in (width, width // group))
         packer().pack_w4(part, codes, torch.rand((outputs, width // group), generator=rng) * 0.01, zeros)
+    elif format == "i8":
+        whole = torch.randint(-127, 128, (outputs, width), generator=rng, dtype=torch.int8)
+        packer().pack_i8(part, whole, (torch.rand(outputs, generator=rng) + 0.5) * width**-0.5 / 64)
     else:
         packer().pack_floats(part, _normal(rng, torch.float32, outputs, width, scale=width**-0.5))
     return part
 
 
 def packed_floats(format: str, weight: Tensor) -> PackedMatrix:
-    """A dense weight `[N, K]` as a matrix of one f32, bf16 or i8 part."""
+    """A dense weight `[N, K]` as a matrix of one f32, bf16 or q8_0 part."""
     part = packer().allocate_part(format, *weight.shape)
     packer().pack_floats(part, weight)
     return PackedMatrix((part,))

@@ -90,12 +90,17 @@ class Packer(Protocol):
     def pack_floats(
         self, part: PackedPart, source: Tensor, row_index: Tensor | None = None, first: int = 0, outputs: int | None = None
     ) -> None:
-        """Rows of floats into an f32, bf16 or i8 part."""
+        """Rows of floats into an f32, bf16 or q8_0 part."""
 
     def pack_blocks(
         self, part: PackedPart, source: np.ndarray, row_index: Tensor | None = None, first: int = 0, outputs: int | None = None
     ) -> None:
         """Rows of GGUF blocks into a part of their type."""
+
+    def pack_i8(
+        self, part: PackedPart, codes: Tensor, scales: Tensor, row_index: Tensor | None = None, first: int = 0, outputs: int | None = None
+    ) -> None:
+        """Codes of eight bits with a scale for each row into an i8 part."""
 
     def pack_w4(
         self,

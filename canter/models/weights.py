@@ -70,8 +70,8 @@ class WeightMap:
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     """`scheme`: how the checkpoint's matrices are quantised, None for floats and GGUF blocks. `keep_codes`: quantised weights are
-    computed as they are stored, instead of being dequantised. `int8`: matrices of floats are rounded to int8 with one scale for
-    each output."""
+    computed as they are stored, instead of being dequantised. `int8`: matrices of floats are rounded to int8 with a
+    scale for every 32 elements of a row, Q8_0."""
 
     scheme: Scheme | None = None
     keep_codes: bool = True

@@ -97,7 +97,6 @@ void bind_gemm(nb::module_& m) {
         .def_ro("outputs", &Matrix::outputs)
         .def_ro("width", &Matrix::width);
     m.def("formats", &formats);
-    m.def("width_multiple", [](const std::string& format) { return width_multiple(format_named(format)); }, "format"_a);
     m.def("packed_bytes", &packed_bytes, "format"_a, "outputs"_a, "width"_a, "group"_a);
     m.def("pack_floats", &bind_pack_floats, Released());
     m.def("pack_blocks", &bind_pack_blocks, Released());

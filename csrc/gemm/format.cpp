@@ -27,7 +27,8 @@ std::int64_t width_multiple(Format format) {
     switch (format) {
         case Format::f32:
         case Format::bf16:
-        case Format::i8: return 1;
+        case Format::i8:
+        case Format::q8_0: return 1;
         case Format::q4_k:
         case Format::q5_k:
         case Format::q6_k: return 256;

@@ -13,7 +13,7 @@
 namespace canter {
 
 // i8: one scale an output. w4: unsigned codes of four bits, a scale and a zero for every `group` elements. The others are
-// the blocks of GGUF files, with their codes and scales as the file has them.
+// the blocks of GGUF files, with their codes and scales as the file has them; floats can be rounded to q8_0 too.
 enum class Format : int { f32, bf16, i8, w4, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, count };
 
 inline constexpr std::int64_t kPanelOutputs = 16;
@@ -31,7 +31,7 @@ const char* format_name(Format format);
 // Throws std::invalid_argument for an unknown name.
 Format format_named(const std::string& name);
 
-// What a width must be a multiple of: the elements of a block.
+// What a width must be a multiple of: the elements of a block. The last block of i8 and q8_0 may be filled up with zeros.
 std::int64_t width_multiple(Format format);
 
 // Bytes of one panel. Throws std::invalid_argument for a width that the format can't hold.

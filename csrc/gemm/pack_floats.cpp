@@ -4,14 +4,13 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <memory>
 #include <stdexcept>
 #include <string>
 
 #include "gemm/matmul.h"
+#include "gemm/quant/layout.h"
 #include "gemm/quant/quant.h"
 #include "parallel/rows.h"
-#include "parallel/thread_pool.h"
 
 namespace canter {
 namespace {
@@ -69,51 +68,75 @@ void pack_panel(const PackFloatsCall& c, std::int64_t panel, std::int64_t bytes)
     }
 }
 
-// Rows are rounded a slab at a time: rows of codes as they are packed.
+// A scale, which has no sign, to the nearest half, ties to even.
+half to_half(float x) {
+    const auto bits = std::bit_cast<std::uint32_t>(x);
+    if (bits > 0x7f800000u) return half{0x7e00};
+    if (bits >= 0x477ff000u) return half{0x7c00};  // what rounds to 65536
+    // The last place of 0.5 is the step of the halves below 2^-14.
+    if (bits < 0x38800000u) return half{static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(x + 0.5f) - 0x3f000000u)};
+    return half{static_cast<std::uint16_t>(((bits + 0xfffu + (bits >> 13 & 1u)) >> 13) - (112u << 10))};
+}
+
+// 32 values as codes; gives what a code counts. Loops of fixed length, which become vectors on any machine.
+float round_block(const float* values, std::int8_t* codes) {
+    std::int32_t highest = 0;  // of the magnitudes' bits, which order as they do
+    for (int i = 0; i < kRun; ++i) highest = std::max(highest, std::bit_cast<std::int32_t>(values[i]) & 0x7fffffff);
+    const float d = std::bit_cast<float>(highest) / 127.0f, inverse = d == 0.0f ? 0.0f : 1.0f / d;
+    if (highest >= 0x7f800000 || inverse == HUGE_VALF) {
+        std::memset(codes, 0, kRun);  // nothing to round; or so small that d is zero in float16
+        return d;
+    }
+    std::int32_t rounded[kRun];
+    for (int i = 0; i < kRun; ++i) {
+        const float value = values[i] * inverse, size = std::fabs(value);
+        const auto below = static_cast<std::int32_t>(size);
+        const std::int32_t nearest = below + (size - static_cast<float>(below) >= 0.5f);
+        rounded[i] = value < 0.0f ? -nearest : nearest;
+    }
+    for (int i = 0; i < kRun; ++i) codes[i] = static_cast<std::int8_t>(rounded[i]);
+    return d;
+}
+
+// In slices too; a row's last block is filled up with zeros.
 template <class T>
-void pack_int8(const PackFloatsCall& c, std::int64_t bytes) {
-    constexpr std::int64_t slab = 64 * kPanelOutputs;
-    const std::int64_t most = std::min(slab, c.outputs);
-    const auto codes = std::make_unique<std::int8_t[]>(static_cast<std::size_t>(most * c.width));
-    const auto scales = std::make_unique<float[]>(static_cast<std::size_t>(most));
-    for (std::int64_t begin = 0; begin < c.outputs; begin += slab) {
-        const std::int64_t count = std::min(slab, c.outputs - begin);
-        for_rows(count, c.width, [&](std::int64_t row_begin, std::int64_t row_end) {
-            for (std::int64_t r = row_begin; r < row_end; ++r) {
-                const T* row = source_row<T>(c, begin + r);
-                float highest = 0.0f;
-                bool finite = true;
-                for (std::int64_t k = 0; k < c.width; ++k) {
-                    const float magnitude = std::fabs(to_float(row[k]));
-                    highest = std::max(highest, magnitude);
-                    finite = finite && magnitude < HUGE_VALF;
+void round_panel(const PackFloatsCall& c, std::int64_t panel, std::int64_t bytes) {
+    const std::int64_t first = panel * kPanelOutputs, count = std::min(kPanelOutputs, c.outputs - first), blocks = row_runs(c.width);
+    std::uint8_t* dest = c.dest + panel * bytes;
+    if (count < kPanelOutputs) std::memset(dest, 0, static_cast<std::size_t>(bytes));
+    for (std::int64_t begin = 0; begin < blocks; begin += kSlice / kRun) {
+        const std::int64_t end = std::min(begin + kSlice / kRun, blocks);
+        for (std::int64_t lane = 0; lane < count; ++lane) {
+            const T* row = source_row<T>(c, first + lane);
+            for (std::int64_t b = begin; b < end; ++b) {
+                float values[kRun] = {};
+                std::int8_t codes[kRun];
+                if (const std::int64_t left = c.width - b * kRun; left >= kRun) {
+                    for (int i = 0; i < kRun; ++i) values[i] = to_float(row[b * kRun + i]);
+                } else {
+                    for (int i = 0; i < left; ++i) values[i] = to_float(row[b * kRun + i]);
                 }
-                // Where 127 / highest would overflow, weights are as good as zero.
-                const bool usable = finite && highest > 1e-35f;
-                const float inverse = usable ? 127.0f / highest : 0.0f;
-                scales[static_cast<std::size_t>(r)] = usable ? highest / 127.0f : finite ? 0.0f : NAN;
-                std::int8_t* out = codes.get() + r * c.width;
-                for (std::int64_t k = 0; k < c.width; ++k) out[k] = finite ? static_cast<std::int8_t>(std::nearbyintf(to_float(row[k]) * inverse)) : 0;
+                const float d = round_block(values, codes);
+                put_q8_0(dest, b, static_cast<int>(lane), codes, to_half(d).bits);
             }
-        });
-        pack_i8(codes.get(), scales.get(), nullptr, count, c.width, c.dest + begin / kPanelOutputs * bytes);
+        }
     }
 }
 
 template <class T>
 void pack_from(const PackFloatsCall& c) {
     const std::int64_t bytes = panel_bytes(c.format, c.width, 0);
-    if (c.format == Format::i8) return pack_int8<T>(c, bytes);
+    const auto pack = c.format == Format::q8_0 ? round_panel<T> : pack_panel<T>;
     for_rows(num_panels(c.outputs), c.width * kPanelOutputs, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t p = begin; p < end; ++p) pack_panel<T>(c, p, bytes);
+        for (std::int64_t p = begin; p < end; ++p) pack(c, p, bytes);
     });
 }
 
 }  // namespace
 
 void pack_floats(const PackFloatsCall& call) {
-    if (call.format != Format::f32 && call.format != Format::bf16 && call.format != Format::i8) {
-        throw std::invalid_argument(std::string("pack_floats: expected f32, bf16 or i8, got ") + format_name(call.format) + ".");
+    if (call.format != Format::f32 && call.format != Format::bf16 && call.format != Format::q8_0) {
+        throw std::invalid_argument(std::string("pack_floats: expected f32, bf16 or q8_0, got ") + format_name(call.format) + ".");
     }
     switch (call.source_type) {
         case SourceType::f32: return pack_from<float>(call);

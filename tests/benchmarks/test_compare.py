@@ -17,6 +17,7 @@ from peers import driver, engines  # noqa: E402
 from peers.processes import EngineFailed, EngineProcess  # noqa: E402
 
 from canter.cli.bench.limits import Limit, ModelCost  # noqa: E402
+from tests.models import quantized  # noqa: E402
 
 FAKE = """
 import sys
@@ -27,6 +28,16 @@ def generate(prompts, count):
     return [[len(prompt)] * count for prompt in prompts]
 driver.obey(generate, {{"check": lambda order: {{"tokens": [[128] * 128]}}}})
 """
+
+
+def test_bytes_of_a_row(tmp_path: Path) -> None:
+    """What the files of the row's format hold of the matrices that a step multiplies with; a table that is looked up is not read."""
+    tensors = quantized.weights()
+    weights = sum(tensor.numel() for name, tensor in tensors.items() if tensor.dim() == 2 and "embed" not in name)
+    small = sum(tensor.numel() for tensor in tensors.values() if tensor.dim() == 1)
+    path = quantized.save(tmp_path, {name: tensor.bfloat16() for name, tensor in tensors.items()}, quantized.CONFIG)
+    rows = [compare.Row("batch", "some", format, "vllm-cpu") for format in ("bf16", "int8")]
+    assert [compare.row_cost(row, str(path)).step_bytes for row in rows] == [2 * (weights + small), weights * 34 // 32]
 
 
 @pytest.fixture

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 
+from canter.checkpoint.model_config import read_model_config
+from canter.checkpoint.resolve import resolve
+from canter.checkpoint.tensors import open_tensors
 from canter.cli.bench import perplexity
 from canter.client.outputs import Logprob, RequestOutput
 from canter.core.errors import ConfigError
+from canter.layers.quant.weights import read_tensor
+from tests.weights import gguf_file
 
 
 @dataclass
@@ -57,11 +65,45 @@ def test_two_settings_are_compared(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert "difference" in capsys.readouterr().out
 
 
+ALLOWED = 0.005
+"""How far the perplexity of quantised weights may be from that of the same weights in float32."""
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    """About 16,000 tokens: README, ARCHITECTURE and guides as they once stood."""
+    return (Path(__file__).parent.parent / "data" / "perplexity.txt").read_text(encoding="utf-8")
+
+
+def off(quantised: dict[str, Any], plain: dict[str, Any], text: str) -> float:
+    """By how much the perplexity of an engine differs from that of another, which takes its weights as float32."""
+    found, count = perplexity.measure(quantised, text, 2048)
+    expected, _ = perplexity.measure(plain | {"quantization": "none", "dtype": "float32"}, text, 2048)
+    assert count > 10000
+    print(f"{quantised}: {found:.4f}, with float32 {expected:.4f}, {(found / expected - 1) * 100:+.3f} % of {count} tokens")
+    return abs(found / expected - 1)
+
+
 @pytest.mark.real
 @pytest.mark.slow
-def test_blocks_predict_as_well_as_dequantised_weights() -> None:
-    text = perplexity.read_text(None)
-    blocks, count = perplexity.measure({}, text, 2048)
-    plain, _ = perplexity.measure({"quantization": "none", "dtype": "float32"}, text, 2048)
-    assert count > 1500
-    assert abs(blocks / plain - 1) < 0.005
+@pytest.mark.parametrize("name", ["smollm2-135m.gguf", "smollm2-135m-q8_0.gguf", "qwen2.5-coder-0.5b.gguf", "gemma3-270m.gguf"])
+def test_blocks_predict_as_well_as_dequantised_weights(name: str, text: str) -> None:
+    model = {"model": str(gguf_file(name))}
+    assert off(model, model, text) < ALLOWED
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_int8_predicts_as_well_as_the_floats_it_is_made_of(text: str, tmp_path: Path) -> None:
+    model = {"model": str(save_floats(gguf_file("smollm2-135m.gguf"), tmp_path)), "tokenizer": str(gguf_file("smollm2-135m.gguf"))}
+    assert off(model | {"quantization": "int8"}, model, text) < ALLOWED
+
+
+def save_floats(path: Path, folder: Path) -> Path:
+    """The weights of a GGUF file as a checkpoint in bfloat16."""
+    checkpoint = resolve(str(path))
+    with open_tensors(checkpoint) as source:
+        tensors = {name: read_tensor(source.get(name)).bfloat16() for name in source.names()}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(read_model_config(checkpoint).hf | {"torch_dtype": "bfloat16"}))
+    return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -13,7 +14,6 @@ from canter.kernels import native
 from canter.kernels.inputs import FORMATS, packed_floats, packed_part, random_blocks
 from canter.kernels.native import dense, packed
 from canter.kernels.packed import BlockRows, PackedMatrix, PackedPart, allocate_packed
-from canter.kernels.reference.linear import round_runs
 
 BLOCK_FORMATS = tuple(format for format in FORMATS if format.startswith("q"))
 DTYPES = (torch.float32, torch.bfloat16)
@@ -21,6 +21,10 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def choice(values: Tensor, *shape: int) -> Tensor:
+    return values[torch.randint(len(values), shape, generator=rng(2))]
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -52,16 +56,71 @@ def test_every_half_comes_back() -> None:
         torch.testing.assert_close(packed_floats(format, halves).unpack(), halves.to(dtype).float(), rtol=0, atol=0, equal_nan=True)
 
 
-def test_int8_rounds_to_nearest() -> None:
-    weight = torch.randn(37, 300, generator=rng())
-    weight[3] = 0
-    weight[5] *= 1e-38
-    weight[7, 2] = float("inf")
-    unpacked = packed_floats("i8", weight).unpack()
-    assert bool(unpacked[7].isnan().all())
-    assert not unpacked[[3, 5]].any()
-    rest = torch.tensor([n for n in range(37) if n not in (3, 5, 7)])
-    assert torch.equal(unpacked[rest], round_runs(weight[rest], 300))
+def gguf_rounded(weight: Tensor) -> PackedPart:
+    """What packing the blocks gives that GGUF's own quantiser makes of the rows."""
+    part = packed.allocate_part("q8_0", *weight.shape)
+    with np.errstate(over="ignore", invalid="ignore"):
+        packed.pack_blocks(part, gguf.quants.quantize(weight.float().numpy(), gguf.GGMLQuantizationType.Q8_0))
+    return part
+
+
+@pytest.mark.parametrize("source", (torch.float32, torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize("outputs,width", ((1, 32), (37, 288), (70, 1056)))
+def test_floats_are_rounded_as_gguf_does(outputs: int, width: int, source: torch.dtype) -> None:
+    weight = torch.randn(outputs, width, generator=rng())
+    scales = torch.tensor((1.0, 1e-3, 3e-5, 1e-6, 0.0, 300.0))  # of halves, denormal halves, none
+    weight = (weight.unflatten(1, (-1, 32)) * choice(scales, outputs, width // 32, 1)).flatten(1).to(source)
+    assert torch.equal(packed_floats("q8_0", weight).parts[0].data, gguf_rounded(weight).data)
+
+
+def test_halves_are_rounded_away_from_zero() -> None:
+    weight = ((torch.arange(64) - 31) + 0.5).view(2, 32)
+    weight[:, 0] = torch.tensor((127.0, -127.0))
+    found = packed_floats("q8_0", weight)
+    assert torch.equal(found.parts[0].data, gguf_rounded(weight).data)
+    assert found.unpack()[0, 1:4].tolist() == [-30.0, -29.0, -28.0]
+    assert found.unpack()[1, 1:4].tolist() == [3.0, 4.0, 5.0]
+
+
+def test_extreme_floats_as_int8() -> None:
+    weight = torch.randn(5, 64, generator=rng())
+    weight[0, 3], weight[1, 3] = float("inf"), float("nan")
+    weight[2, :32] *= 1e9  # beyond what a scale in float16 holds
+    weight[3, :32] *= 1e-37  # too small for it
+    weight[4, :32] = 1e-45
+    part = packed_floats("q8_0", weight)
+    values = part.unpack()
+    assert bool(values[:2, :32].isnan().all()) and not bool(values[2, :32].isfinite().any()) and not bool(values[3:, :32].any())
+    assert torch.equal(values[:, 32:], PackedMatrix((gguf_rounded(weight[:, 32:]),)).unpack())
+    rows = weight[2:4].contiguous()
+    assert torch.equal(packed_floats("q8_0", rows).parts[0].data, gguf_rounded(rows).data)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("width", (1, 31, 33, 300, 577))
+def test_int8_holds_rows_of_any_width(width: int) -> None:
+    """The last block of a row is filled up with zeros, which change no bit of a product."""
+    weight, x = torch.randn(45, width, generator=rng()), torch.randn(50, width, generator=rng(1))
+    more = -width % 32
+    whole, padded = packed_floats("q8_0", weight), packed_floats("q8_0", torch.nn.functional.pad(weight, (0, more)))
+    assert torch.equal(whole.parts[0].data, padded.parts[0].data)
+    assert torch.equal(whole.unpack(), padded.unpack()[:, :width])
+    ids = torch.tensor([44, 0, 17])
+    assert torch.equal(dense.embedding(ids, whole, 1.0, torch.float32), whole.unpack()[ids])
+    for rows in (1, 4, 50):
+        expected = packed.matmul(torch.nn.functional.pad(x[:rows], (0, more)), padded)
+        assert same_bits(packed.matmul(x[:rows], whole), expected), rows
+
+
+@pytest.mark.usefixtures("restored_threads")
+def test_packing_floats_does_not_depend_on_threads() -> None:
+    weight = torch.randn(300, 1000, generator=rng())
+    for format in ("f32", "bf16", "q8_0"):
+        data = []
+        for threads in (1, 2, 5):
+            native.set_num_threads(threads)
+            data.append(packed_floats(format, weight).parts[0].data)
+        assert torch.equal(data[0], data[1]) and torch.equal(data[0], data[2])
 
 
 @pytest.mark.parametrize("format", BLOCK_FORMATS)
@@ -87,16 +146,21 @@ def test_codes_come_back() -> None:
     torch.testing.assert_close(PackedMatrix((part,)).unpack(), whole.float() * scales[:21, :1])
 
 
-@pytest.mark.parametrize("format", ("f32", "bf16", "i8", "q4_0", "q6_k"))
+@pytest.mark.parametrize("format", ("f32", "bf16", "i8", "q8_0", "q4_0", "q6_k"))
 def test_rows_are_packed_in_any_order_and_in_slices(format: str) -> None:
     width = 512
     order = torch.randperm(90, generator=rng())[:71]
     part, whole = packed.allocate_part(format, 71, width), packed.allocate_part(format, 90, width)
-    if format.startswith("q"):
+    if format in ("q4_0", "q6_k"):
         blocks = random_blocks(rng(), format, 90, width)
         packed.pack_blocks(whole, blocks)
         packed.pack_blocks(part, blocks, order[:32], 0, 32)
         packed.pack_blocks(part, blocks, order[32:], 32)
+    elif format == "i8":
+        codes, scales = torch.randint(-128, 128, (90, width), generator=rng(), dtype=torch.int8), torch.rand(90, generator=rng())
+        packed.pack_i8(whole, codes, scales)
+        packed.pack_i8(part, codes, scales, order[:32], 0, 32)
+        packed.pack_i8(part, codes, scales, order[32:], 32)
     else:
         wide = torch.randn(90, 700, generator=rng())[:, 50 : 50 + width]
         packed.pack_floats(whole, wide)
@@ -188,7 +252,7 @@ def test_wrong_sizes_are_refused() -> None:
         dense.linear(torch.zeros(2, 8), matrix, torch.zeros(4))
     with pytest.raises(ValueError, match="float16"):
         dense.linear(torch.zeros(2, 8, dtype=torch.float16), matrix, None)
-    for format, width, group in (("q4_k", 128, 0), ("q8_0", 31, 0), ("f32", 0, 0), ("w4", 64, 24), ("w4", 64, 0), ("bf16", 8, 32)):
+    for format, width, group in (("q4_k", 128, 0), ("q4_0", 31, 0), ("f32", 0, 0), ("w4", 64, 24), ("w4", 64, 0), ("bf16", 8, 32)):
         with pytest.raises(ValueError, match=format):
             packed.packed_bytes(format, 16, width, group)
     with pytest.raises(ValueError, match="must be one of f32, bf16"):
@@ -218,10 +282,12 @@ def test_wrong_sources_are_refused() -> None:
         packed.pack_floats(part, weight, torch.full((40,), 50))
     with pytest.raises(ValueError, match="each of 40"):
         packed.pack_floats(part, weight, torch.zeros(39, dtype=torch.int64))
-    with pytest.raises(ValueError, match="f32, bf16 or i8"):
-        packed.pack_floats(packed.allocate_part("q8_0", 16, 32), torch.zeros(16, 32))
-    with pytest.raises(ValueError, match="q8_0"):
-        packed.pack_blocks(packed.allocate_part("q8_0", 16, 32), np.zeros((16, 33), np.uint8))
+    for format in ("i8", "q4_0"):
+        with pytest.raises(ValueError, match="f32, bf16 or q8_0"):
+            packed.pack_floats(packed.allocate_part(format, 16, 32), torch.zeros(16, 32))
+    for width, row in ((32, 33), (33, 34)):
+        with pytest.raises(ValueError, match=f"not {width} elements of q8_0"):
+            packed.pack_blocks(packed.allocate_part("q8_0", 16, width), np.zeros((16, row), np.uint8))
     with pytest.raises(ValueError, match=r"\[0, 15\]"):
         packed.pack_w4(packed.allocate_part("w4", 1, 32, 32), torch.full((1, 32), 16), torch.ones(1, 1), torch.ones(1, 1))
 

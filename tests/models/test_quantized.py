@@ -91,7 +91,7 @@ def test_floats_served_as_int8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         del tensors["lm_head.weight"]
     dense = quantized.save(tmp_path, tensors, quantized.CONFIG | {"tie_word_embeddings": tied})
     loaded = load(dense, quantization="int8")
-    assert formats(loaded, "layers.0.mlp.gate_up.weight") == ["i8", "i8"]
+    assert formats(loaded, "layers.0.mlp.gate_up.weight") == ["q8_0", "q8_0"]
     expected = logits(load(dense))
     assert 0 < off(logits(loaded), expected) < CODES
     assert loaded.num_bytes < load(dense).num_bytes / 3

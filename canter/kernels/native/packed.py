@@ -26,11 +26,6 @@ def packed_bytes(format: str, outputs: int, width: int, group: int = 0) -> int:
     return int(_native.packed_bytes(format, outputs, width, group))
 
 
-def width_multiple(format: str) -> int:
-    """What a width must be a multiple of. Raises `ValueError` for an unknown format."""
-    return int(_native.width_multiple(format))
-
-
 def allocate_part(format: str, outputs: int, width: int, group: int = 0) -> PackedPart:
     """A part whose data is still to be packed."""
     return PackedPart(format, outputs, width, group, allocate_packed(packed_bytes(format, outputs, width, group)))
@@ -74,7 +69,7 @@ def _slice(part: PackedPart, first: int, outputs: int | None) -> tuple[int, int]
 
 def pack_floats(part: PackedPart, source: Tensor, row_index: Tensor | None = None, first: int = 0, outputs: int | None = None) -> None:
     """Pack rows of `source[R, K]` (float32, bfloat16 or float16; rows contiguous) into outputs [first, first + outputs) of an
-    f32, bf16 or i8 part. `row_index[n]` is the row that becomes output first + n; without it, rows follow in order.
+    f32, bf16 or q8_0 part, rounded to it. `row_index[n]` is the row that becomes output first + n; without it, rows follow in order.
     """
     count, dest = _slice(part, first, outputs)
     if source.dtype not in _SOURCE_TYPES or source.dim() != 2 or source.shape[1] != part.width or source.device.type != "cpu":
@@ -93,7 +88,7 @@ def pack_blocks(part: PackedPart, source: np.ndarray, row_index: Tensor | None =
     if source.dtype != np.uint8 or source.ndim != 2 or (source.size and source.strides[1] != 1):
         raise ValueError(f"pack: expected rows of bytes, got {list(source.shape)} {source.dtype}.")
     elements, size = _BLOCK_SIZES.get(part.format, (0, 0))
-    if not elements or source.shape[1] != part.width // elements * size:
+    if not elements or part.width % elements or source.shape[1] != part.width // elements * size:
         raise ValueError(f"pack: rows of {source.shape[1]} bytes are not {part.width} elements of {part.format}.")
     index = _row_index(row_index, source.shape[0], count)
     index_at = 0 if index is None else index.data_ptr()

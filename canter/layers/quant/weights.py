@@ -25,7 +25,7 @@ _GGUF_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat
 @dataclass(frozen=True, slots=True)
 class PackOptions:
     """What matrices may be packed as. `dtype`: the model's type, for floats. `keep_codes`: quantised weights stay so where there is
-    a kernel for them. `int8`: floats are rounded to int8."""
+    a kernel for them. `int8`: floats are rounded to blocks of int8."""
 
     dtype: torch.dtype
     keep_codes: bool = True
@@ -106,7 +106,7 @@ class StoredWeights:
         if options.keep_codes and is_block and self.stored.has_stored_values and packing.holds(name, self.shape[-1]):
             return name, 0
         if options.int8 and self._is_float:
-            return "i8", 0
+            return "q8_0", 0  # as a GGUF file would hold them
         # bfloat16 weights stay so beside float32 activations: the products are the same and half the bytes are read.
         return ("bf16" if name == "bf16" and self.stored.has_stored_values else float_name(options)), 0
 

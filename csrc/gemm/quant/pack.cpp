@@ -1,4 +1,4 @@
-// Between a file's weights and panels. Codes and scales are moved, never rounded.
+// Between codes with scales and panels. They are moved, never rounded.
 
 #include <algorithm>
 #include <cstring>
@@ -288,6 +288,13 @@ void pack_w4(const std::uint8_t* codes, const float* scales, const std::uint8_t*
             }
         }
     });
+}
+
+void put_q8_0(std::uint8_t* panel, std::int64_t block, int lane, const std::int8_t* codes, std::uint16_t scale) {
+    constexpr QuantLayoutInfo layout = quant_layout(Format::q8_0);
+    std::uint8_t* place = panel + block * (layout.header + layout.run_bytes());
+    std::memcpy(place + 2 * lane, &scale, sizeof scale);
+    put_codes(layout.bits, reinterpret_cast<const std::uint8_t*>(codes), lane, place + layout.header);
 }
 
 void unpack_quant_rows(const Weights& w, std::int64_t begin, std::int64_t end, float* out, std::int64_t out_stride) {

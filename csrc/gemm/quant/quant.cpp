@@ -38,7 +38,7 @@ std::int64_t quant_panel_bytes(Format format, std::int64_t width, std::int64_t g
     const QuantLayoutInfo layout = quant_layout(format);
     const std::string name = format_name(format);
     if (layout.bits == 0) throw std::invalid_argument(name + " is not a quantised format.");
-    if (format == Format::i8) return quant_lead(format) + row_runs(width) * layout.run_bytes();
+    if (layout.bits == 8) return quant_lead(format) + row_runs(width) * (layout.header + layout.run_bytes());
     if (format == Format::w4) {
         if (group <= 0 || group % kRun != 0 || width % group != 0) {
             throw std::invalid_argument(name + ": groups of " + std::to_string(group) + " elements do not divide a width of " + std::to_string(width) +

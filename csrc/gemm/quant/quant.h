@@ -51,7 +51,7 @@ void quant_tile(const QuantTile& tile, void* scratch);
 // The pack functions fill the panels of outputs [0, outputs); output n comes from row row_index[n], or n where row_index
 // is null. They use all threads. `dest` is 64-byte aligned and holds num_panels(outputs) panels.
 
-// GGUF blocks: rows of `width` elements, src_row_bytes apart.
+// GGUF blocks: rows of `width` elements, whole blocks of them, src_row_bytes apart.
 void pack_blocks(Format format, const void* source, std::int64_t src_row_bytes, const std::int64_t* row_index, std::int64_t outputs,
                  std::int64_t width, std::uint8_t* dest);
 
@@ -62,6 +62,9 @@ void pack_i8(const std::int8_t* codes, const float* scales, const std::int64_t* 
 // Codes 0..15, a byte each, [N, width]; scales and zeros [N, width / group].
 void pack_w4(const std::uint8_t* codes, const float* scales, const std::uint8_t* zeros, const std::int64_t* row_index, std::int64_t outputs,
              std::int64_t width, std::int64_t group, std::uint8_t* dest);
+
+// One block of one output into a q8_0 panel: 32 codes, and their scale in float16.
+void put_q8_0(std::uint8_t* panel, std::int64_t block, int lane, const std::int8_t* codes, std::uint16_t scale);
 
 // Float values of outputs [begin, end) of a quantised matrix: out[end - begin, width], out_stride floats apart.
 void unpack_quant_rows(const Weights& w, std::int64_t begin, std::int64_t end, float* out, std::int64_t out_stride);
