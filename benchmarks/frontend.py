@@ -52,6 +52,8 @@ from canter.server.serve import run_server
 TEXT = Path(__file__).resolve().parent.parent / "canter" / "cli" / "bench" / "perplexity.txt"
 MODEL = "m"
 START_SECONDS = 60.0
+PIECE_MS = 5.0
+"""So slow that each token goes out by itself: the pieces of the bare application are of one token."""
 HEAD = [(b"content-type", b"text/event-stream; charset=utf-8")]
 
 
@@ -148,9 +150,9 @@ def run_frontend(port: int, step_ms: float, profile: str | None) -> int:
     return status
 
 
-def run_echo(port: int, step_ms: float, pieces_file: str) -> int:
+def run_echo(port: int, step_ms: float, pieces_file: str, case: str) -> int:
     """A bare application: the same pieces at the same steps."""
-    pieces = [piece.encode() for piece in json.loads(Path(pieces_file).read_text())]
+    pieces = [piece.encode() for piece in json.loads(Path(pieces_file).read_text())[case]]
     steps: deque[asyncio.Future[None]] = deque()
     ticking: list[asyncio.Task[None]] = []
 
@@ -164,14 +166,12 @@ def run_echo(port: int, step_ms: float, pieces_file: str) -> int:
                     future.set_result(None)
 
     async def app(scope: dict[str, Any], receive: Callable[[], Any], send: Callable[[Any], Any]) -> None:
-        body = b""
-        while (message := await receive()).get("more_body"):
-            body += message["body"]
-        count = json.loads(body + message.get("body", b"") or b"{}").get("max_tokens", 1)
+        while (await receive()).get("more_body"):
+            continue
         if not ticking:
             ticking.append(asyncio.create_task(tick()))
         await send({"type": "http.response.start", "status": 200, "headers": HEAD})
-        for piece in [*pieces[: count - 1], *pieces[-2:]]:  # the last two are the end and the usage
+        for piece in pieces:
             future = asyncio.get_running_loop().create_future()
             steps.append(future)
             await future
@@ -264,14 +264,17 @@ def compare(cases: tuple[Case, ...], profile: str | None) -> Report:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         pieces = Path(folder) / "pieces.json"
+        with server_process("--role", "frontend", "--step-ms", str(PIECE_MS)) as (url, _):
+            pieces.write_text(json.dumps({case.name: pieces_of(url, case.tokens) for case in cases}))
         for case in cases:
             extra = ["--profile", f"{profile}.{case.name}"] if profile else []
             found: dict[str, Measured] = {}
             with server_process("--role", "frontend", "--step-ms", str(case.step_ms), *extra) as (url, process_id):
                 found["canter"] = measure(url, process_id, case)
-                with server_process("--role", "frontend", "--step-ms", "2") as (slow, _):
-                    pieces.write_text(json.dumps(pieces_of(slow, case.tokens)))
-            with server_process("--role", "echo", "--step-ms", str(case.step_ms), "--pieces", str(pieces)) as (url, process_id):
+            with server_process("--role", "echo", "--step-ms", str(case.step_ms), "--pieces", str(pieces), "--case", case.name) as (
+                url,
+                process_id,
+            ):
                 found["echo"] = measure(url, process_id, case)
             for name, measured in found.items():
                 rows.append(_row(report, case, name, measured))
@@ -311,7 +314,7 @@ def main() -> int:
     if options.role == "frontend":
         return run_frontend(options.port, options.step_ms, options.profile)
     if options.role == "echo":
-        return run_echo(options.port, options.step_ms, options.pieces)
+        return run_echo(options.port, options.step_ms, options.pieces, options.case)
     cases = tuple(case for case in (QUICK if options.quick else CASES) if options.case in (None, case.name))
     report = compare(cases, options.profile)
     if options.json:

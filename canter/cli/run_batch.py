@@ -82,6 +82,7 @@ def run(namespace: Namespace) -> int:
     configure_logging()
     with contextlib.ExitStack() as stack:
         source = Source(stack.enter_context(_input_path(namespace)), server_args.max_body_bytes)
+        source.verify()
         sends = is_url(namespace.output_file)
         path = temporary_file(namespace.output_tmp_dir, ".jsonl") if sends else namespace.output_file
         if path != "-" and os.path.exists(path) and not source.is_stream and os.path.samefile(path, source.path):

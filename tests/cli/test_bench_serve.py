@@ -136,7 +136,11 @@ BAD: list[tuple[str, Answer, str]] = [
     ("no text", streamed(b'data: {"choices": [{"text": 1}]}\n\n'), "was not understood"),
     ("no tokens", streamed(b"data: [DONE]\n\n"), "told of no tokens"),
     ("an empty body", whole(200, b""), "told of no tokens"),
-    ("an error event", streamed(event({"choices": [{"text": "a"}]}), event({"error": {"message": "broken"}})), "broken"),
+    (
+        "an error event",
+        streamed(event({"choices": [{"text": "a"}]}), event({"error": {"message": "all is lost", "code": 5}})),
+        "all is lost",
+    ),
     ("an HTML error", whole(502, b"<html>Bad gateway</html>"), "The server answered 502: <html>Bad gateway</html>"),
     ("an empty error", whole(500, b""), "The server answered 500"),
     ("a huge error", whole(500, b"x" * 10_000_000), "The server answered 500: xxx"),
@@ -148,6 +152,7 @@ BAD: list[tuple[str, Answer, str]] = [
 def test_bad_answers_are_errors_of_their_request(pieces: Answer, message: str) -> None:
     result = ask(pieces)
     assert result.error is not None and message in result.error and len(result.error) < 3000
+    assert ("not understood" in result.error) == ("not understood" in message) and result.latency > 0
 
 
 def test_a_server_that_is_not_there_is_an_error_of_each_request() -> None:

@@ -399,6 +399,8 @@ def test_progress_on_a_terminal_is_a_bar() -> None:
     ("words", "message"),
     [
         (["-i", "nope.jsonl", "-o", "out.jsonl"], "Can't read 'nope.jsonl'"),
+        (["-i", ".", "-o", "out.jsonl"], "Can't read '.': a directory"),
+        (["-i", "in.jsonl", "-o", "."], "Can't write to '.'"),
         (["-i", "in.jsonl", "-o", "in.jsonl"], "the same file"),
         (["-i", "in.jsonl", "-o", "out.jsonl.gz"], "compress the file when it is done"),
         (["-i", "in.jsonl", "-o", "no/such/folder"], "Can't write to 'no/such/folder'"),

@@ -33,6 +33,11 @@ class Source:
         """Whether it can be read only once."""
         return self.path == "-" or not os.path.isfile(self.path)
 
+    def verify(self) -> None:
+        """Raises `ConfigError` when there is nothing to read: before a model is loaded for it."""
+        if self.path != "-" and (os.path.isdir(self.path) or not os.access(self.path, os.R_OK)):
+            raise ConfigError(f"Can't read {self.path!r}: {'a directory' if os.path.isdir(self.path) else 'no such file, or no right to'}.")
+
     def portions(self) -> Iterator[list[Line]]:
         """The lines, in portions. Raises `ConfigError` when the file can't be read."""
         try:

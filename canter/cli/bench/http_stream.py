@@ -21,12 +21,14 @@ MAX_ERROR_BYTES = 2000
 MAX_EVENT_BYTES = 1 << 24
 CONNECT_SECONDS = 30.0
 
+_NULL = msgspec.Raw(b"null")
+
 
 class _Delta(msgspec.Struct):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: msgspec.Raw | None = None
+    tool_calls: msgspec.Raw = _NULL
 
 
 class _Choice(msgspec.Struct):
@@ -42,7 +44,7 @@ class _Usage(msgspec.Struct):
 class _Event(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = _NULL
 
 
 _decoder = msgspec.json.Decoder(_Event)
@@ -112,7 +114,7 @@ class EventReader:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             result.error = result.error or f"An event of the stream was not understood: {error}: {data[:80]!r}"
             return
-        if event.error is not None and bytes(event.error) != b"null":
+        if event.error != _NULL:
             result.error = result.error or message_of(bytes(event.error))
             return
         told = None
@@ -144,11 +146,11 @@ def _brings_something(choice: _Choice) -> bool:
     delta = choice.delta
     if delta is None:
         return bool(choice.text)
-    return bool(delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls is not None)
+    return bool(delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls != _NULL)
 
 
 class _ErrorBody(msgspec.Struct):
-    error: msgspec.Raw = msgspec.Raw(b"null")
+    error: msgspec.Raw = _NULL
     message: str | None = None
 
 
@@ -158,7 +160,7 @@ def message_of(body: bytes) -> str:
         found = msgspec.json.decode(body, type=_ErrorBody)
         if found.message:
             return found.message[:MAX_ERROR_BYTES]
-        if bytes(found.error) != b"null":
+        if found.error != _NULL:
             return message_of(bytes(found.error))
     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
         return msgspec.json.decode(body, type=str)[:MAX_ERROR_BYTES]
@@ -272,14 +274,16 @@ class StreamClient:
         result = Result(self._clock())
         reader = EventReader(result, self._clock)
         try:
-            status, error = await self._exchange(self._head + str(len(body)).encode() + b"\r\n\r\n" + body, reader)
+            status, body_of_error = await self._exchange(self._head + str(len(body)).encode() + b"\r\n\r\n" + body, reader)
         except (OSError, TimeoutError) as error:
             result.error = str(error) or type(error).__name__
-            return result
-        if status != 200:
-            result.error = f"The server answered {status}: {message_of(error)}"
         else:
-            reader.end()
+            if status == 200:
+                reader.end()
+            else:
+                result.error = f"The server answered {status}: {message_of(body_of_error)}"
+        if result.error is not None:
+            result.latency = self._clock() - result.sent
         return result
 
     async def close(self) -> None:
