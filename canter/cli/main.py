@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("canter.cli.serve", "serve a model over HTTP, with the OpenAI API"),
     "chat": ("canter.cli.chat", "talk to a model in the terminal"),
     "complete": ("canter.cli.complete", "continue a text"),
+    "run-batch": ("canter.cli.run_batch", "answer a file of requests, and go on where a run before stopped"),
     "models": ("canter.cli.models", "list the architectures that Canter runs"),
     "kernels": ("canter.cli.kernels", "list the ops and what serves each here"),
     "bench latency": ("canter.cli.bench.latency", "time of one batch, offline"),
@@ -37,6 +38,7 @@ EXAMPLES = """\
   canter chat                                     talk to the bundled model; no server needed
   canter chat --url http://localhost:8000/v1      talk to a running server
   canter complete -q "The capital of France is"
+  canter run-batch -i requests.jsonl -o results.jsonl
   canter bench serve --url http://localhost:8000/v1 --num-prompts 64
 """
 

@@ -22,8 +22,8 @@ from canter.server.app import build_app
 from canter.server.args import ServerArgs
 from canter.server.auth import OPEN_PATHS
 from canter.server.http_protocol import BoundedHttpProtocol
+from canter.server.load import load_engine
 from canter.server.metrics import Metrics, StatsLog
-from canter.server.model_text import load_model_text
 from canter.server.state import ServerState
 
 logger = get_logger(__name__)
@@ -112,35 +112,13 @@ class _Service:
     async def _run_engine(self) -> None:
         """Load, serve, and return when the engine can't go on; the reason is kept for the end."""
         try:
-            await self._load()
+            await load_engine(self._client, self._state)
             await self._client.wait_dead()
             if not self._stop.is_set():
                 raise EngineDeadError("The engine has died; its last lines above say why.")
         except (CanterError, OSError) as error:
             if not self._stop.is_set():
                 self._failure = error
-
-    async def _load(self) -> None:
-        """Start the engine, and read the tokenizer while it loads."""
-        await self._client.start()
-        text = asyncio.create_task(asyncio.to_thread(load_model_text, self._args, self._server_args.chat_template))
-        ready = asyncio.create_task(self._client.wait_ready())
-        try:
-            # Whichever fails first says why: the other would only follow.
-            for first in asyncio.as_completed((text, ready)):
-                await first
-        except BaseException:
-            ready.cancel()
-            text.add_done_callback(lambda task: task.cancelled() or task.exception())  # the other's reason is told already
-            raise
-        self._client.set_tokenizer(text.result().tokenizer)
-        self._metrics.engine_ready(ready.result())
-        self._state.text = text.result()
-        info = ready.result()
-        logger.info(
-            "ready: %s on %s, %s, context %d tokens, cache %d tokens", ", ".join(self._state.model_names), info.device, info.dtype,
-            info.max_model_len, info.cache_tokens,
-        )  # fmt: skip
 
     async def _wind_down(self, http: asyncio.Task[None], engine: asyncio.Task[None]) -> None:
         """Take no more work, let requests end, then stop the engine."""

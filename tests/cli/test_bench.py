@@ -1,4 +1,4 @@
-"""The benchmarks' arithmetic, and the load generator on canned answers."""
+"""The benchmarks' arithmetic."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ import os
 from pathlib import Path
 from types import ModuleType
 
-import httpx
 import pytest
 
-from canter.cli.bench import latency, limits, prefix, serve, startup
+from canter.cli.bench import latency, limits, prefix, startup
 from canter.cli.bench.limits import Limit, read_bandwidth
 from canter.cli.bench.prompts import random_prompts
-from canter.cli.bench.report import Report, number, percentile_table, summary
+from canter.cli.bench.report import Report, number, summary
 from canter.cli.table import table
 from canter.client.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from canter.client.remote import RemoteClient
 from canter.core.config import EngineArgs
-from canter.core.errors import CheckpointError
 from canter.core.messages import EngineStats, LoadPhase
-from tests.cli.fake_api import FakeApi, completion_chunks
 from tests.models import quantized
 
 LIMIT = Limit(read_bandwidth=10e9, step_bytes=10**8)
@@ -96,7 +93,6 @@ def test_numbers_and_summaries() -> None:
     assert [number(value) for value in (1234.5, 100.0, 12.34, 1.234, 0.01234)] == ["1,234", "100", "12.3", "1.23", "0.0123"]
     assert summary([1.0, 2.0, 3.0], (50,)) == {"mean": 2.0, "p50": 2.0}
     assert summary([], (99,)) == {"mean": 0.0, "p99": 0.0}
-    assert percentile_table({"TTFT": [0.001, 0.003]}, (50,)).splitlines()[-1].split() == ["TTFT", "2", "2"]
     assert table(["a", "bb"], [["ccc", "d"]]) == "a    bb\n---  --\nccc  d"
 
 
@@ -110,12 +106,6 @@ def test_counts_are_shown_whole() -> None:
         (latency, ["--batch-size", "0"], "--batch-size: expected a whole number of at least 1, got '0'"),
         (latency, ["--num-iters", "1.5"], "--num-iters: expected a whole number of at least 1, got '1.5'"),
         (prefix, ["--shared-prefix-len", "-1"], "--shared-prefix-len: expected a whole number of at least 0, got '-1'"),
-        (serve, ["--request-rate", "0"], "--request-rate: expected a number of at least 0.001, got '0'"),
-        (serve, ["--request-rate", "nan"], "--request-rate: expected a number of at least 0.001, got 'nan'"),
-        (serve, ["--max-concurrency", "0"], "--max-concurrency: expected a whole number of at least 1, got '0'"),
-        (serve, ["--metric-percentiles", "50,x"], "--metric-percentiles: expected numbers from 0 to 100 such as 50,90,99, got '50,x'"),
-        (serve, ["--json", "no-such-folder/a.json"], "there is no directory 'no-such-folder' to write 'a.json' to"),
-        (serve, ["--json", "."], "expected a file, got the directory '.'"),
     ],
 )
 def test_wrong_values_are_refused_before_anything_runs(
@@ -125,82 +115,6 @@ def test_wrong_values_are_refused_before_anything_runs(
         module.build_parser().parse(words)
     assert exit_.value.code == 2
     assert message in capsys.readouterr().err
-
-
-def test_weights_that_are_not_here_are_told_of_before_the_load() -> None:
-    with pytest.raises(CheckpointError, match="neither a directory"):
-        serve.run(serve.build_parser().parse(["--url", "http://localhost:1", "--weights", "nope"]))
-
-
-def test_arrivals() -> None:
-    assert serve.arrivals(3, float("inf"), 0) == [0.0, 0.0, 0.0]
-    times = serve.arrivals(2000, 4.0, 1)
-    assert times == sorted(times) and times[0] == 0.0
-    assert times[-1] == pytest.approx(500, rel=0.1)
-
-
-def drive(api: FakeApi, *flags: str) -> tuple[list[serve.Result], list[dict[str, object]]]:
-    namespace = serve.build_parser().parse(["--url", "http://localhost:1", "--num-warmups", "1", *flags])
-    target = serve.make_target(namespace, "tiny")
-    results, seconds = asyncio.run(serve.drive(namespace, target, httpx.MockTransport(api)))
-    assert seconds > 0
-    return results, api.bodies
-
-
-def test_every_request_is_sent_and_timed(capsys: pytest.CaptureFixture[str]) -> None:
-    results, bodies = drive(
-        FakeApi(completion=completion_chunks("a", "b", "c", usage=(7, 3))), "--num-prompts", "5", "--random-input-len", "7"
-    )
-    assert len(results) == 5 and len(bodies) == 6
-    for result in results:
-        assert result.error is None and (result.num_prompt, result.num_output) == (7, 3)
-        assert 0 < result.ttft <= result.latency and len(result.gaps) == 2
-    assert all(len(body["prompt"]) == 7 for body in bodies)  # type: ignore[arg-type]
-    assert bodies[0]["ignore_eos"] is True and bodies[0]["max_tokens"] == 128
-
-
-def test_chat_requests_and_plain_servers() -> None:
-    _, bodies = drive(FakeApi(), "--num-prompts", "2", "--backend", "openai-chat", "--no-ignore-eos", "--random-input-len", "4")
-    assert "ignore_eos" not in bodies[0]
-    (message,) = bodies[1]["messages"]  # type: ignore[misc]
-    assert len(message["content"].split()) == 4
-
-
-def test_closed_loop_never_exceeds_its_concurrency() -> None:
-    running = most = 0
-
-    class Counting(httpx.AsyncByteStream):
-        async def __aiter__(self):  # type: ignore[no-untyped-def]
-            nonlocal running
-            for line in completion_chunks("a", "b").encode().splitlines(keepends=True):
-                await asyncio.sleep(0)
-                yield line
-            running -= 1
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        return httpx.Response(200, stream=Counting())
-
-    namespace = serve.build_parser().parse(["--num-prompts", "9", "--max-concurrency", "3", "--num-warmups", "0"])
-    results, _ = asyncio.run(serve.drive(namespace, serve.make_target(namespace, "tiny"), httpx.MockTransport(answer)))
-    assert len(results) == 9 and most == 3
-
-
-def test_failures_are_counted_not_raised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "serve.json"
-    results, _ = drive(FakeApi(status=503), "--num-warmups", "0", "--num-prompts", "3", "--json", str(path))
-    assert all("503" in (result.error or "") for result in results)
-    namespace = serve.build_parser().parse(["--json", str(path), "--num-prompts", "3"])
-    good = serve.Result(0.0, ttft=0.1, latency=1.1, gaps=[0.5, 0.5], num_prompt=10, num_output=3)
-    serve.report(namespace, "tiny", [good, *results], 2.0)
-    written = json.loads(path.read_text())
-    assert (written["completed"], written["failed"], written["output_throughput"]) == (1, 3, 1.5)
-    assert written["median_ttft_ms"] == pytest.approx(100) and written["p99_tpot_ms"] == pytest.approx(500)
-    assert written["mean_e2el_ms"] == pytest.approx(1100)
-    shown = capsys.readouterr().out
-    assert "TPOT" in shown and "! The server answered 503" in shown
 
 
 def output(first: float, tokens: int, cached: int = 0) -> RequestOutput:

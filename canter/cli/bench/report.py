@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,9 +67,17 @@ class Report:
         """Print the table, and write the file if one is asked for."""
         print(table([self.name, "value", "unit", ""], self.rows))
         if path is not None:
-            machine = {"processor": platform.processor() or platform.machine(), "python": platform.python_version()}
-            content = {"benchmark": self.name, "canter": __version__, "time": time.time(), "machine": machine, **self.data}
-            Path(path).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            self.write(Path(path))
+
+    def write(self, path: Path, append: bool = False) -> None:
+        """The file of the figures; with `append` one line more of it."""
+        machine = {"processor": platform.processor() or platform.machine(), "python": platform.python_version()}
+        content = {"benchmark": self.name, "canter": __version__, "time": time.time(), "machine": machine, **self.data}
+        if append:
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(content) + "\n")
+        else:
+            path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def number(value: float) -> str:
@@ -85,10 +93,3 @@ def summary(values: Sequence[float], percentiles: Sequence[float] = (50, 90, 99)
         return {"mean": 0.0} | {f"p{p:g}": 0.0 for p in percentiles}
     found = {"mean": float(np.mean(values))}
     return found | {f"p{p:g}": float(np.percentile(values, p)) for p in percentiles}
-
-
-def percentile_table(metrics: Mapping[str, Sequence[float]], percentiles: Sequence[float]) -> str:
-    """A row for each metric (seconds in, milliseconds out)."""
-    header = ["ms", "mean", *(f"p{p:g}" for p in percentiles)]
-    rows = [[name, *(number(value * 1000) for value in summary(values, percentiles).values())] for name, values in metrics.items()]
-    return table(header, rows, numeric=True)

@@ -2,72 +2,58 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
-import random
+import re
+import sys
 import time
-from argparse import ArgumentTypeError, Namespace
+from argparse import ArgumentTypeError, BooleanOptionalAction, Namespace
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
-from tqdm.auto import tqdm
+import msgspec
+from tqdm.std import tqdm
 
 from canter.checkpoint.resolve import resolve
-from canter.cli.api import LOOPBACK, ApiClient, ServerError, api_root, error_text, event_of, piece_of
-from canter.cli.args import Parser, add_number, number_from
-from canter.cli.bench.limits import limit_of
-from canter.cli.bench.prompts import random_prompts
-from canter.cli.bench.report import Report, add_report_flags, percentile_table, summary
+from canter.cli.api import ApiClient, ServerError, api_root
+from canter.cli.args import Parser, add_number, json_object, number_from
+from canter.cli.bench.datasets import EXACT, Ask, add_dataset_flags, make_asks, words
+from canter.cli.bench.load import Plan, Target, arrivals, run_plan, warm_up
+from canter.cli.bench.report import add_report_flags
+from canter.cli.bench.serve_report import METRICS, report
 from canter.core.config import QUANTIZATIONS
+from canter.core.errors import ConfigError
 
 EXAMPLES = """\
   canter bench serve --url http://localhost:8000/v1                           64 requests at once
   canter bench serve --request-rate 2 --num-prompts 100                       a new request every half second on average
   canter bench serve --max-concurrency 8 --random-input-len 512               eight users, each asking when answered
-  canter bench serve --shared-prefix-len 1024 --random-input-len 16 --json serve.json
+  canter bench serve --dataset-name prefix_repetition --goodput ttft:500 tpot:50
+  canter bench serve --dataset-name sharegpt --dataset-path chats.json --backend openai-chat --save-result --label night
 """
 
-WORDS = (
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "is",
-    "was",
-    "for",
-    "on",
-    "are",
-    "as",
-    "with",
-    "his",
-    "they",
-    "at",
-    "be",
-    "this",
-    "from",
-    "have",
-    "or",
-)
+ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
+GOALS = ("ttft", "tpot", "e2el")
+SAMPLING = {
+    "top_p": "Draw from the likeliest tokens that hold this share.",
+    "top_k": "Draw from so many of the likeliest tokens.",
+    "min_p": "Leave out tokens less likely than this part of the likeliest.",
+    "frequency_penalty": "As the API has it.",
+    "presence_penalty": "As the API has it.",
+    "repetition_penalty": "As vLLM has it.",
+}
 
 
 def build_parser() -> Parser:
     text = "Send requests to a running server and measure TTFT, TPOT, ITL and E2EL. Works with any server that has the OpenAI API."
     parser = Parser("canter bench serve", text, EXAMPLES)
-    group = parser.add_argument_group("server")
-    group.add_argument("--url", "--base-url", default="http://localhost:8000/v1", help="API root. Default: http://localhost:8000/v1.")
-    group.add_argument("--api-key", help="Default: the environment variable OPENAI_API_KEY.")
-    group.add_argument("--model", metavar="NAME", help="Default: the server's first.")
-    group.add_argument(
-        "--backend",
-        choices=("openai", "openai-chat"),
-        default="openai",
-        help="openai: /completions with token ids, so lengths are exact; openai-chat: /chat/completions with as many words.",
-    )
+    _add_server_flags(parser)
     _add_load_flags(parser)
+    add_dataset_flags(parser)
+    _add_answer_flags(parser)
+    _add_result_flags(parser)
     group = parser.add_argument_group("limit")
     group.add_argument("--weights", metavar="MODEL", help="The served model's files on this machine: speeds then stand beside its limit.")
     group.add_argument(
@@ -82,23 +68,92 @@ def build_parser() -> Parser:
         choices=QUANTIZATIONS,
         help="Form the server computes them in, as its --quantization. Default: auto, that of the files.",
     )
-    add_report_flags(parser)
     return parser
+
+
+def _add_server_flags(parser: Parser) -> None:
+    group = parser.add_argument_group("server")
+    group.add_argument("--url", "--base-url", help="API root. Default: http://localhost:8000/v1.")
+    group.add_argument("--host", help="Instead of --url, together with --port.")
+    group.add_argument("--port", type=number_from(int, 1), metavar="N", help="Instead of --url.")
+    group.add_argument("--api-key", help="Default: the environment variable OPENAI_API_KEY.")
+    group.add_argument("--header", nargs="+", action="extend", default=[], type=pair, metavar="NAME=VALUE", help="Headers to send.")
+    group.add_argument("--insecure", action="store_true", help="Don't check the server's certificate.")
+    group.add_argument("--model", metavar="NAME", help="Default: the server's first.")
+    group.add_argument(
+        "--backend",
+        choices=tuple(ENDPOINTS),
+        default="openai",
+        help="openai (or vllm): /v1/completions, with token ids where the prompts are random, so that lengths are exact; "
+        "openai-chat: /v1/chat/completions, with as many words. Default: openai.",
+    )
+    group.add_argument("--endpoint", metavar="PATH", help="Path to ask instead of the backend's.")
+    add_number(group, "--ready-check-timeout-sec", default=0.0, doc="Wait so many seconds for the server to answer.")
 
 
 def _add_load_flags(parser: Parser) -> None:
     group = parser.add_argument_group("load")
     add_number(group, "--num-prompts", default=64, doc="Requests.", least=1)
     add_number(group, "--request-rate", default=float("inf"), doc="New requests a second, at random; inf: all at once.", least=0.001)
+    add_number(group, "--burstiness", default=1.0, doc="1: a Poisson process; less: bursts; more: even times between.", least=0.001)
     group.add_argument("--max-concurrency", type=number_from(int, 1), metavar="N", help="Most requests at once. Default: no limit.")
+    group.add_argument(
+        "--ramp-up-strategy", choices=("linear", "exponential"), help="Let the rate grow from the first request to the last."
+    )
+    group.add_argument("--ramp-up-start-rps", type=number_from(float, 0.001), metavar="X", help="Requests a second at first.")
+    group.add_argument("--ramp-up-end-rps", type=number_from(float, 0.001), metavar="X", help="Requests a second at the end.")
     add_number(group, "--num-warmups", default=1, doc="Requests before the clock starts.")
-    add_number(group, "--random-input-len", default=128, doc="Tokens of a prompt that are its own.", least=1)
-    add_number(group, "--random-output-len", default=128, doc="Tokens of an answer.", least=1)
-    add_number(group, "--shared-prefix-len", "--random-prefix-len", default=0, doc="Tokens that all prompts begin with.")
-    add_number(group, "--temperature", default=0.0, doc="Randomness of the answers.")
-    group.add_argument("--no-ignore-eos", action="store_true", help="Let answers end early; needed for servers that don't know ignore_eos.")
+    add_number(group, "--num-clients", default=1, doc="Processes that send; more when the report says that the client was busy.", least=1)
     add_number(group, "--seed", default=0, doc="Prompts and arrival times follow from it.")
+
+
+def _add_answer_flags(parser: Parser) -> None:
+    group = parser.add_argument_group("answers")
+    add_number(group, "--temperature", default=0.0, doc="Randomness of the answers.")
+    for name, doc in SAMPLING.items():
+        kind = int if name == "top_k" else float
+        group.add_argument(
+            f"--{name.replace('_', '-')}", type=kind, metavar="N" if kind is int else "X", help=f"{doc} Default: the server's."
+        )
+    group.add_argument("--logprobs", type=number_from(int, 0), metavar="N", help="Ask for so many logprobs of each token.")
+    group.add_argument(
+        "--ignore-eos",
+        action=BooleanOptionalAction,
+        default=None,
+        help="Let no answer end early. Default: on for random and prefix_repetition; off for servers that don't know it: --no-ignore-eos.",
+    )
+    group.add_argument(
+        "--continuous-usage-stats",
+        action="store_true",
+        help="Ask for the tokens so far in every chunk, so that chunks of several tokens count as several.",
+    )
+    group.add_argument("--extra-body", type=json_object, default={}, metavar="JSON", help="Fields to add to every request.")
+
+
+def _add_result_flags(parser: Parser) -> None:
+    group = parser.add_argument_group("result")
+    group.add_argument(
+        "--percentile-metrics", type=metric_list, default=list(METRICS), metavar="LIST", help=f"Default: {','.join(METRICS)}."
+    )
     group.add_argument("--metric-percentiles", type=percentile_list, default=[50.0, 90.0, 99.0], metavar="LIST", help="Default: 50,90,99.")
+    group.add_argument(
+        "--goodput",
+        nargs="+",
+        type=goal,
+        default=[],
+        metavar="NAME:MS",
+        help=f"Count requests that meet all of these, in milliseconds: {', '.join(GOALS)}.",
+    )
+    group.add_argument("--label", help="Names the run in files of results.")
+    group.add_argument(
+        "--metadata", nargs="+", action="extend", default=[], type=pair, metavar="NAME=VALUE", help="Facts to write into them."
+    )
+    group.add_argument("--save-result", action="store_true", help="Write the figures to a file of their own.")
+    group.add_argument("--save-detailed", action="store_true", help="Write each request's figures too.")
+    group.add_argument("--append-result", action="store_true", help="Add a line to the file instead of writing it anew.")
+    group.add_argument("--result-dir", default=".", metavar="DIR", help="Folder of that file. Default: this one.")
+    group.add_argument("--result-filename", metavar="NAME", help="Default: made of label, rate, model and time.")
+    add_report_flags(parser)
 
 
 def percentile_list(text: str) -> list[float]:
@@ -112,183 +167,126 @@ def percentile_list(text: str) -> list[float]:
     return values
 
 
-@dataclass
-class Result:
-    """One request: times in seconds since it was sent. `gaps` are the times between chunks."""
-
-    sent: float
-    ttft: float = 0.0
-    latency: float = 0.0
-    gaps: list[float] = field(default_factory=list)
-    num_prompt: int = 0
-    num_output: int = 0
-    error: str | None = None
-
-    @property
-    def tpot(self) -> float:
-        """Seconds a token after the first."""
-        return (self.latency - self.ttft) / (self.num_output - 1)
+def metric_list(text: str) -> list[str]:
+    """The value of a flag such as ttft,tpot."""
+    values = text.split(",")
+    if not set(values) <= set(METRICS):
+        raise ArgumentTypeError(f"expected some of {','.join(METRICS)}, got {text!r}")
+    return [name for name in METRICS if name in values]
 
 
-@dataclass(frozen=True)
-class Target:
-    """Where and what to ask."""
+def goal(text: str) -> tuple[str, float]:
+    """A goal such as ttft:200, in seconds."""
+    name, _, value = text.partition(":")
+    try:
+        milliseconds = float(value)
+    except ValueError:
+        milliseconds = -1.0
+    if name not in GOALS or not 0 < milliseconds < float("inf"):
+        raise ArgumentTypeError(f"expected one of {', '.join(GOALS)} with milliseconds, such as ttft:200, got {text!r}")
+    return name, milliseconds / 1000
 
-    url: str
-    path: str
-    headers: dict[str, str]
-    bodies: list[dict[str, Any]]
+
+def pair(text: str) -> tuple[str, str]:
+    """A value such as name=value, fit for a header."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip() or re.search(r"[\r\n\0]", text):
+        raise ArgumentTypeError(f"expected NAME=VALUE on one line, got {text!r}")
+    return name.strip(), value
 
 
 def run(namespace: Namespace) -> int:
     if namespace.weights:
         resolve(namespace.weights)  # a wrong name should not be told of after the load
-    model = namespace.model
-    if model is None:
-        with ApiClient(namespace.url, namespace.api_key) as client:
-            model = client.first_model()
-    target = make_target(namespace, model)
-    results, seconds = asyncio.run(drive(namespace, target))
-    report(namespace, model, results, seconds)
-    return 0 if all(result.error is None for result in results) else 1
+    if not Path(namespace.result_dir).is_dir():
+        raise ConfigError(f"There is no directory {namespace.result_dir!r} for the result.")
+    rate = rate_of(namespace)
+    asks = make_asks(namespace, namespace.num_prompts, namespace.seed)
+    warm = make_asks(namespace, namespace.num_warmups, namespace.seed + 1)
+    model = namespace.model or first_model(namespace)
+    target = target_of(namespace)
+    warm_up(target, [encode(namespace, model, ask) for ask in warm])
+    bodies = [encode(namespace, model, ask) for ask in asks]
+    plan = Plan(target, bodies, arrivals(len(bodies), rate, namespace.burstiness, namespace.seed), namespace.max_concurrency)
+    num_clients = min(namespace.num_clients, len(bodies), namespace.max_concurrency or len(bodies))
+    with tqdm(total=len(bodies), desc="Requests", dynamic_ncols=True, disable=not sys.stderr.isatty() or num_clients > 1) as bar:
+        outcome = run_plan(plan, num_clients, lambda result: bar.update(1) and None)
+    report(namespace, model, outcome)
+    return 0 if all(result.error is None for result in outcome.results) else 1
 
 
-def make_target(namespace: Namespace, model: str) -> Target:
-    """The requests of the run; the first `num_warmups` have prompts of their own."""
+def rate_of(namespace: Namespace) -> float | Callable[[float], float]:
+    """Requests a second, or how that changes. Raises `ConfigError` for flags that contradict each other."""
+    start, end = namespace.ramp_up_start_rps, namespace.ramp_up_end_rps
+    if namespace.ramp_up_strategy is None:
+        if start is not None or end is not None:
+            raise ConfigError("--ramp-up-start-rps and --ramp-up-end-rps need --ramp-up-strategy.")
+        return float(namespace.request_rate)
+    if start is None or end is None:
+        raise ConfigError("--ramp-up-strategy needs --ramp-up-start-rps and --ramp-up-end-rps.")
+    if namespace.request_rate != float("inf"):
+        raise ConfigError("--request-rate is one rate; leave it out with --ramp-up-strategy.")
+    if namespace.ramp_up_strategy == "linear":
+        return lambda part: start + (end - start) * part
+    return lambda part: start * (end / start) ** part
+
+
+def root_of(namespace: Namespace) -> str:
+    """The API root that --url, or --host and --port, name."""
+    if namespace.url and (namespace.host or namespace.port):
+        raise ConfigError("Give --url, or --host and --port.")
+    return api_root(namespace.url or f"http://{namespace.host or 'localhost'}:{namespace.port or 8000}")
+
+
+def target_of(namespace: Namespace) -> Target:
+    """The address and the headers of every request."""
+    root = root_of(namespace)
+    path = namespace.endpoint or ENDPOINTS[namespace.backend]
+    if not path.startswith("/"):
+        raise ConfigError(f"--endpoint must begin with /, got {path!r}.")
+    # With an API root of one's own, the paths below /v1 are below that.
+    url = root + path.removeprefix("/v1") if not namespace.endpoint else "{0.scheme}://{0.netloc}".format(urlsplit(root)) + path
     key = namespace.api_key or os.environ.get("OPENAI_API_KEY")
-    warm_up = random_prompts(namespace.num_warmups, namespace.random_input_len, namespace.seed + 1)
-    prompts = random_prompts(namespace.num_prompts, namespace.random_input_len, namespace.seed, namespace.shared_prefix_len)
-    common: dict[str, Any] = {
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return Target(url, headers | dict(namespace.header), not namespace.insecure)
+
+
+def first_model(namespace: Namespace) -> str:
+    """The server's first model; waits for the server as long as --ready-check-timeout-sec says."""
+    deadline = time.monotonic() + namespace.ready_check_timeout_sec
+    transport = httpx.HTTPTransport(verify=False) if namespace.insecure else None
+    with ApiClient(root_of(namespace), namespace.api_key, transport) as client:
+        while True:
+            try:
+                return client.first_model()
+            except ServerError:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(0.5)
+
+
+def encode(namespace: Namespace, model: str, ask: Ask) -> bytes:
+    """The body of a request."""
+    chat = namespace.backend == "openai-chat"
+    usage: dict[str, Any] = {"include_usage": True} | ({"continuous_usage_stats": True} if namespace.continuous_usage_stats else {})
+    body: dict[str, Any] = {
         "model": model,
-        "max_tokens": namespace.random_output_len,
+        "max_tokens": ask.output_len,
         "temperature": namespace.temperature,
         "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream_options": usage,
     }
-    if not namespace.no_ignore_eos:
-        common["ignore_eos"] = True
-    chat = namespace.backend == "openai-chat"
-    bodies = [common | ({"messages": [{"role": "user", "content": words(ids)}]} if chat else {"prompt": ids}) for ids in warm_up + prompts]
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return Target(api_root(namespace.url), "/chat/completions" if chat else "/completions", headers, bodies)
-
-
-def words(token_ids: list[int]) -> str:
-    """Text of as many common words: the same ids give the same words."""
-    return " ".join(WORDS[token_id % len(WORDS)] for token_id in token_ids)
-
-
-def arrivals(count: int, rate: float, seed: int) -> list[float]:
-    """Seconds at which requests start: a Poisson process, or all at once."""
-    rng, now, times = random.Random(seed), 0.0, []
-    for _ in range(count):
-        times.append(now)
-        now += 0.0 if rate == float("inf") else rng.expovariate(rate)
-    return times
-
-
-async def drive(namespace: Namespace, target: Target, transport: httpx.AsyncBaseTransport | None = None) -> tuple[list[Result], float]:
-    """Send every request at its time. Returns what came of each, and the seconds from the first to the last answer."""
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    timeout = httpx.Timeout(None, connect=30.0)
-    warm_up, bodies = target.bodies[: namespace.num_warmups], target.bodies[namespace.num_warmups :]
-    gate = asyncio.Semaphore(namespace.max_concurrency or max(len(bodies), 1))
-    remote = httpx.URL(target.url).host not in LOOPBACK
-    async with httpx.AsyncClient(headers=target.headers, limits=limits, timeout=timeout, transport=transport, trust_env=remote) as http:
-        for body in warm_up:
-            first = await ask(http, target, body)
-            if first.error is not None:
-                raise ServerError(first.error)
-        start = time.perf_counter()
-        with tqdm(total=len(bodies), desc="Requests", dynamic_ncols=True) as bar:
-
-            async def one(at: float, body: dict[str, Any]) -> Result:
-                await asyncio.sleep(max(0.0, start + at - time.perf_counter()))
-                async with gate:
-                    result = await ask(http, target, body)
-                bar.update(1)
-                return result
-
-            times = arrivals(len(bodies), namespace.request_rate, namespace.seed)
-            results = await asyncio.gather(*(one(at, body) for at, body in zip(times, bodies, strict=True)))
-        return list(results), time.perf_counter() - start
-
-
-async def ask(http: httpx.AsyncClient, target: Target, body: dict[str, Any], clock: Callable[[], float] = time.perf_counter) -> Result:
-    """Send one request and time its stream. An error becomes part of the result: a load test goes on."""
-    result = Result(clock())
-    last = 0.0
-    try:
-        async with http.stream("POST", target.url + target.path, json=body) as response:
-            if response.is_error:
-                await response.aread()
-                result.error = error_text(response)
-                return result
-            async for line in response.aiter_lines():
-                event = event_of(line)
-                if event is None:
-                    continue
-                piece, now = piece_of(event), clock() - result.sent
-                result.num_prompt = piece.num_prompt_tokens or result.num_prompt
-                result.num_output = piece.num_output_tokens or result.num_output
-                if event.get("choices"):
-                    result.latency = now
-                if piece.text or piece.thought:
-                    if last:
-                        result.gaps.append(now - last)
-                    else:
-                        result.ttft = now
-                    last = now
-    except (httpx.HTTPError, ServerError, json.JSONDecodeError) as error:
-        result.error = str(error) or type(error).__name__
-    if result.error is None and not result.num_output:
-        result.error = "The answer told of no tokens."
-    # Tokens without a text of their own, to the last one, are first seen at the end.
-    result.ttft = result.ttft or result.latency
-    return result
-
-
-def report(namespace: Namespace, model: str, results: list[Result], seconds: float) -> None:
-    """Print and write what the run showed."""
-    good = [result for result in results if result.error is None]
-    percentiles = namespace.metric_percentiles
-    made = Report("serve", {"model": model, "num_prompts": namespace.num_prompts, "duration": seconds})
-    made.add("successful requests", len(good), "", "completed")
-    made.add("failed requests", len(results) - len(good), "", "failed")
-    made.add("duration", seconds, "s", "duration")
-    made.add("prompt", sum(r.num_prompt for r in good), "tokens", "total_input_tokens")
-    made.add("output", sum(r.num_output for r in good), "tokens", "total_output_tokens")
-    made.add("requests", len(good) / seconds, "requests/s", "request_throughput")
-    made.add("output", sum(r.num_output for r in good) / seconds, "tokens/s", "output_throughput")
-    made.add("prompt and output", sum(r.num_prompt + r.num_output for r in good) / seconds, "tokens/s", "total_token_throughput")
-    metrics = {
-        "TTFT": [r.ttft for r in good],
-        "TPOT": [r.tpot for r in good if r.num_output > 1],
-        "ITL": [gap for r in good for gap in r.gaps],
-        "E2EL": [r.latency for r in good],
-    }
-    add_decoding(made, namespace, metrics["TPOT"])
-    for name, values in metrics.items():
-        for statistic, value in summary(values, percentiles).items():
-            made.data[f"{_spelt(statistic)}_{name.lower()}_ms"] = value * 1000
-    made.data["errors"] = sorted({r.error for r in results if r.error is not None})
-    made.finish(namespace.json)
-    print("\n" + percentile_table(metrics, percentiles))
-    for error in made.data["errors"]:
-        print(f"! {error}")
-
-
-def add_decoding(made: Report, namespace: Namespace, tpots: list[float]) -> None:
-    """Decoding of one request, beside the limit when the weights are known."""
-    limit = None
-    if namespace.weights:
-        limit = limit_of(namespace.weights, namespace.weights_dtype, quantization=namespace.weights_quantization)
-    tpot = summary(tpots)["p50"]
-    if tpot > 0:
-        made.add("decode, each request", 1 / tpot, "tokens/s", "decode_tokens_s_each", limit.fraction(1 / tpot) if limit else None)
-    made.add_limit(limit, "name the model's files with --weights to see it")
-
-
-def _spelt(statistic: str) -> str:
-    """vLLM's name of a statistic in result files."""
-    return {"p50": "median"}.get(statistic, statistic)
+    ignore_eos = namespace.dataset_name in EXACT if namespace.ignore_eos is None else namespace.ignore_eos
+    if ignore_eos:
+        body["ignore_eos"] = True
+    body |= {name: value for name in SAMPLING if (value := getattr(namespace, name)) is not None}
+    if namespace.logprobs is not None:
+        body |= {"logprobs": True, "top_logprobs": namespace.logprobs} if chat else {"logprobs": namespace.logprobs}
+    if not chat and ask.messages is not None:
+        raise ConfigError("The file has messages, which are for chat: use --backend openai-chat.")
+    if chat:
+        text = words(ask.prompt) if isinstance(ask.prompt, list) else ask.prompt
+        body["messages"] = ask.messages or [{"role": "user", "content": text}]
+    else:
+        body["prompt"] = ask.prompt
+    return msgspec.json.encode(body | namespace.extra_body)

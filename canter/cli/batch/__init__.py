@@ -1,0 +1,1 @@
+"""Files of requests: reading them, answering each line, and the results."""
