@@ -64,6 +64,8 @@ async def prepare_completions(generation: Generation, body: CompletionRequest, e
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         priority=body.priority,
         cache_salt=body.cache_salt,
+        use_beam_search=body.use_beam_search,
+        length_penalty=body.length_penalty,
     )
     return generation.prepare(engine_id, prompts, wishes)
 

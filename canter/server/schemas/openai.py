@@ -19,8 +19,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
-    "use_beam_search": (False,),
-    "length_penalty": (1.0, 1),
     "best_of": (),
     "truncation_side": ("left",),
     "logprob_token_ids": (),
@@ -85,6 +83,8 @@ class GenerationRequest(Struct, kw_only=True):
     cache_salt: str | None = None
     request_id: str | None = None
     user: str | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
 
 
 class ContentPart(Struct, kw_only=True):
