@@ -303,7 +303,7 @@ class LLM:
                 "together, so a prompt may have at most one less. Shorten it, or set truncate_prompt_tokens.",
                 "prompts",
             )
-        finished = finish_params(params, self._tokenizer, self._text.generation_config, self.info.vocab_size)
+        finished = finish_params(params, self._tokenizer, self._text.generation_config, self.info.vocab_size, self._text.thinking)
         finished.verify_vocabulary(self.info.vocab_size, self.args.max_logprobs)
         room = limit - len(token_ids)
         tokens = room if finished.max_tokens is None else finished.max_tokens
