@@ -11,7 +11,7 @@ from canter.client.outputs import CompletionOutput, RequestMetrics, RequestOutpu
 from canter.client.protocol import EngineClient
 from canter.core.errors import InvalidRequestError
 from canter.core.messages import EngineInfo
-from canter.core.sampling_params import SamplingParams
+from canter.core.sampling_params import RepetitionDetection, SamplingParams
 from canter.server.merging import merge_streams
 from canter.text.detokenizer import IncrementalDetokenizer
 from canter.text.tokenizer import Tokenizer
@@ -19,9 +19,18 @@ from canter.text.tokenizer import Tokenizer
 MAX_BEAM_WIDTH = 64
 """A step brings `2 * width * width` candidates, which the event loop must rank without keeping others waiting."""
 HONOURED = frozenset(
-    ("n", "max_tokens", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "seed")
+    (
+        "n",
+        "max_tokens",
+        "ignore_eos",
+        "include_stop_str_in_output",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "seed",
+        "stream_interval",
+    )
 )
-"""Sampling fields that mean something to a search; a seed does, for a search draws nothing."""
+"""Sampling fields that a search can honour: it draws nothing, so any seed gives the same, and it has no stream."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "temperature": (0, 1),
     "top_p": (1,),
@@ -36,7 +45,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "logit_bias": ({},),
     "thinking_token_budget": (-1,),
-    "stream_interval": (1,),
+    "logprob_token_ids": ([],),
+    "extra_args": ({},),
+    "repetition_detection": (RepetitionDetection(),),
 }
 """Values of the others that ask for nothing."""
 
@@ -45,6 +56,7 @@ def beam_params(sampling: Mapping[str, Any], length_penalty: float, max_tokens: 
     """The search that a request describes. Raises `InvalidRequestError` naming a field that a search can't honour."""
     for name, value in sampling.items():
         if name not in HONOURED and value not in NEUTRAL.get(name, ()):
+            name = "vllm_xargs" if name == "extra_args" else name
             raise InvalidRequestError(f"{name} can't be combined with use_beam_search, which ranks by the model's own logprobs.", name)
     width = sampling.get("n", 1)
     if not 1 <= width <= MAX_BEAM_WIDTH:

@@ -54,6 +54,8 @@ class Wishes:
     """Tokens to generate when neither request nor model says; None for all that fit."""
     max_tokens_name: str = "max_tokens"
     truncate_prompt_tokens: int | None = None
+    truncation_side: str = "left"
+    """What is cut off: the prompt's beginning (left) or its end (right)."""
     priority: int = 0
     cache_salt: str | None = None
     use_beam_search: bool = False
@@ -136,6 +138,10 @@ class Generation:
         size = sum(len(str(message.get("content") or "")) for message in messages)
         return await _off_loop(size, lambda: chosen.render(messages, **options, **kwargs))
 
+    def prompt_text(self, prompt: Prompt) -> str:
+        """A prompt as text: as it was given or rendered, or what its token ids say."""
+        return prompt.text if prompt.text is not None else self.text.tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+
     def prepare(self, request_id: str, prompts: list[Prompt], wishes: Wishes) -> Job:
         """Check everything that can be checked before the engine sees it. Raises `InvalidRequestError` naming the field."""
         _check_cache_salt(wishes.cache_salt)
@@ -174,8 +180,8 @@ class Generation:
             values = {**wishes.sampling, "temperature": 1.0}  # 0, which says the same here, would forbid several choices
         values["output_kind"] = OutputKind.DELTA if wishes.stream else OutputKind.FINAL_ONLY
         values["max_tokens"] = self._max_tokens(self.info.max_model_len, wishes)
-        info = self.info
-        params = finish_params(SamplingParams(**values), self.text.tokenizer, self.text.generation_config, info.vocab_size)
+        info, text = self.info, self.text
+        params = finish_params(SamplingParams(**values), text.tokenizer, text.generation_config, info.vocab_size, text.thinking)
         params.verify_vocabulary(info.vocab_size, self._args.max_logprobs)
         return params.clone(top_k=info.vocab_size) if params.top_k > info.vocab_size else params
 
@@ -192,7 +198,7 @@ class Generation:
         return [beam_params(wishes.sampling, wishes.length_penalty, limit) for limit in limits]
 
     def _truncated(self, prompt: Prompt, wishes: Wishes) -> Prompt:
-        """Keep the end of a prompt that asks to be cut: `truncate_prompt_tokens`, or with -1 whatever leaves room to answer."""
+        """Cut a prompt that asks for it to `truncate_prompt_tokens`, or with -1 to whatever leaves room to answer."""
         keep = wishes.truncate_prompt_tokens
         if keep is None:
             return prompt
@@ -205,7 +211,9 @@ class Generation:
                 f"truncate_prompt_tokens must be at most the context of {self.info.max_model_len} tokens, got {keep}.",
                 "truncate_prompt_tokens",
             )
-        return prompt if len(prompt.token_ids) <= keep else Prompt(None, prompt.token_ids[-keep:])
+        if len(prompt.token_ids) <= keep:
+            return prompt
+        return Prompt(None, prompt.token_ids[-keep:] if wishes.truncation_side == "left" else prompt.token_ids[:keep])
 
     def _room(self, prompt: Prompt, wishes: Wishes) -> int:
         """Tokens that the context leaves for the answer."""
