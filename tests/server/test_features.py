@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from canter.core.config import EngineArgs
+from canter.core.errors import ConfigError, InvalidRequestError
 from canter.core.sampling_params import RepetitionDetection
 from canter.server.args import ServerArgs
 from canter.server.serve import run_server
@@ -40,6 +41,17 @@ def test_the_engine_gets_what_it_must_honour() -> None:
         assert params.extra_args == {"ngram_size": 3, "whitelist_token_ids": [1, 2], "name": "x"}
     for params in seen({}):
         assert params.thinking_token_budget is None and not params.thinking_end_ids and params.extra_args is None
+
+
+def test_what_only_the_engine_can_refuse_is_an_ordinary_error_streamed_or_not() -> None:
+    async def body(h: Harness) -> None:
+        h.engine.core.refuse = InvalidRequestError("vllm_xargs.x is read by no logits processor.", "vllm_xargs")
+        for stream in (False, True):
+            for ask in (h.chat, h.complete):
+                assert "vllm_xargs.x" in error_of(await ask(vllm_xargs={"x": 1}, stream=stream), 400)["message"]
+        assert h.engine.hub.num_live == 0
+
+    with_harness(body)
 
 
 def test_a_thinking_budget_needs_a_model_that_thinks() -> None:
@@ -147,6 +159,10 @@ def test_timing_in_answers_and_in_the_last_chunk() -> None:
             chunks = events(await ask("abc", max_tokens=4, n=2, seed=1, stream=True))
             assert ["metrics" in chunk for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
             assert set(chunks[-1]["metrics"]) == TIMES
+            chunks = events(await ask("abc", max_tokens=4, stream=True, stream_options={"include_usage": True}))
+            assert ["metrics" in chunk for chunk in chunks] == [False] * (len(chunks) - 1) + [True] and chunks[-1]["choices"] == []
+        chunks = events(await h.complete(["abc", "d"], max_tokens=4, stream=True))
+        assert ["metrics" in chunk for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
         beams = (await h.complete("abc", max_tokens=3, n=2, use_beam_search=True)).json()["metrics"]
         assert beams["time_to_first_token_ms"] >= 0 and beams["tokens_per_second"] > 0
 
@@ -166,6 +182,12 @@ def test_an_adapters_name_is_answered_like_any_unknown_models() -> None:
         assert adapter["message"].replace("my-lora", "whatever") == other["message"] and adapter["param"] == "model"
 
     with_harness(body)
+
+
+@pytest.mark.parametrize("name", ["enable_lora", "lora_modules", "max_loras", "max_cpu_loras", "lora_dtype", "fully_sharded_loras"])
+def test_adapters_are_refused_in_plain_words(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"Canter has no {name}, which is vLLM's: Canter has no LoRA adapters\."):
+        EngineArgs.parse(**{name: True})
 
 
 def test_a_final_message_goes_on() -> None:

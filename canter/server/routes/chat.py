@@ -198,10 +198,12 @@ class ChatEncoder:
                 progress.num_cached = output.num_cached_tokens
                 if output.finished:
                     progress.timing = self._state.timing([output.metrics], self._num_choices)
-                last = len(output.outputs) - 1
+                last = None if self._usage_at_end else len(output.outputs) - 1
                 yield b"".join([self._choice_events(choice, progress, i == last) for i, choice in enumerate(output.outputs)])
         if self._usage_at_end:
-            yield event(self._chunk([], progress, with_usage=True))
+            chunk = self._chunk([], progress, with_usage=True)
+            chunk.metrics = progress.timing
+            yield event(chunk)
 
     def _choice_events(self, choice: CompletionOutput, progress: _Progress, is_last: bool) -> bytes:
         events = b""

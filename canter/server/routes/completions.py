@@ -8,17 +8,24 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from canter.client.outputs import CompletionOutput, PositionLogprobs, RequestOutput
+from canter.client.outputs import CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput
 from canter.core.errors import InvalidRequestError
 from canter.server.body import read_json
 from canter.server.generation import Generation, Job, Prompt, Wishes, fold
 from canter.server.logprobs import completion_logprobs, finite_prompt_logprobs
 from canter.server.routes.common import check_shared, priority_of, sampling_of, usage_wanted
-from canter.server.schemas.openai import CompletionAnswer, CompletionChoice, CompletionLogprobs, CompletionRequest, Usage
+from canter.server.schemas.openai import (
+    CompletionAnswer,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    RequestTiming,
+    Usage,
+)
 from canter.server.sse import event, json_response, stream_response
 from canter.server.state import ServerState, server_state
 
@@ -107,11 +114,12 @@ async def _prompts(generation: Generation, body: CompletionRequest) -> list[Prom
 
 @dataclass(eq=False)
 class _Progress:
-    """What a stream has sent so far: tokens, hits by prompt, and the text offset after each choice."""
+    """What a stream has sent so far: tokens, hits by prompt, the text offset after each choice, and the times of finished prompts."""
 
     num_tokens: int = 0
     cached: dict[int, int] = field(default_factory=dict)
     offsets: dict[int, int] = field(default_factory=dict)
+    metrics: list[RequestMetrics | None] = field(default_factory=list)
 
     @property
     def num_cached(self) -> int:
@@ -149,7 +157,7 @@ class CompletionEncoder:
                     finite_prompt_logprobs(result.prompt_logprobs) if self._body.prompt_logprobs is not None else None
                 )
         answer = CompletionAnswer(self._id, self._created, self._model, choices, usage=self._usage(progress), system_fingerprint=None)
-        answer.metrics = self._state.timing([result.metrics for result in results], len(choices))
+        answer.metrics = self._timing([result.metrics for result in results])
         return answer
 
     async def chunks(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
@@ -160,10 +168,14 @@ class CompletionEncoder:
                 progress.cached[number] = output.num_cached_tokens
                 parts = [self._chunk(number, choice, output, progress) for choice in output.outputs]
                 if output.finished:
-                    parts[-1].metrics = self._state.timing([output.metrics], self._job.params[number].n)
+                    progress.metrics.append(output.metrics)
+                    if len(progress.metrics) == len(self._job.prompts) and not self._usage_at_end:
+                        parts[-1].metrics = self._timing(progress.metrics)
                 yield b"".join(map(event, parts))
         if self._usage_at_end:
-            yield event(CompletionAnswer(self._id, self._created, self._model, [], usage=self._usage(progress)))
+            answer = CompletionAnswer(self._id, self._created, self._model, [], usage=self._usage(progress))
+            answer.metrics = self._timing(progress.metrics)
+            yield event(answer)
 
     def _chunk(self, number: int, choice: CompletionOutput, output: RequestOutput, progress: _Progress) -> CompletionAnswer:
         encoded = self._choice(number, choice, output.prompt_logprobs, progress)
@@ -227,6 +239,9 @@ class CompletionEncoder:
         if number not in self._prompt_texts:
             self._prompt_texts[number] = self._generation.prompt_text(self._job.prompts[number])
         return self._prompt_texts[number]
+
+    def _timing(self, metrics: list[RequestMetrics | None]) -> RequestTiming | UnsetType:
+        return self._state.timing(metrics, sum(params.n for params in self._job.params))
 
     def _usage(self, progress: _Progress) -> Usage:
         return self._state.usage(self._job.num_prompt_tokens, progress.num_tokens, progress.num_cached)
