@@ -8,7 +8,6 @@ print(llm.generate("The capital of France is", SamplingParams(temperature=0))[0]
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import signal
 import threading
 import time
@@ -21,7 +20,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from canter.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+from canter.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence, candidates, question
 from canter.client.inprocess import InProcessClient
 from canter.client.outputs import RequestOutput
 from canter.core.config import DEFAULT_MODEL, EngineArgs
@@ -304,7 +303,7 @@ class LLM:
                 "together, so a prompt may have at most one less. Shorten it, or set truncate_prompt_tokens.",
                 "prompts",
             )
-        finished = finish_params(params, self._tokenizer, self._text.generation_config, self.info.vocab_size)
+        finished = finish_params(params, self._tokenizer, self._text.generation_config, self.info.vocab_size, self._text.thinking)
         finished.verify_vocabulary(self.info.vocab_size, self.args.max_logprobs)
         room = limit - len(token_ids)
         tokens = room if finished.max_tokens is None else finished.max_tokens
@@ -363,13 +362,7 @@ class LLM:
         """Search for several prompts at once, in step with each other."""
         eos = frozenset(jobs[0].params.eos_token_ids) if jobs else frozenset()
         searches = [BeamSearch(job.token_ids, params, eos) for job in jobs]
-        ask = SamplingParams(
-            temperature=0.0,
-            max_tokens=1,
-            logprobs=min(2 * params.beam_width, self.info.vocab_size),
-            detokenize=False,
-            output_kind=OutputKind.FINAL_ONLY,
-        )
+        ask = question(params.beam_width, self.info.vocab_size)
         for step in range(params.max_tokens):
             live = [
                 (search, job)
@@ -381,19 +374,11 @@ class LLM:
                 break
             outputs = iter(self._run([_Job(None, beam.tokens, ask, job.cache_salt, 0) for beam, job in beams], False))
             for search, _ in live:
-                search.advance([_candidates(next(outputs), 2 * params.beam_width) for _ in search.beams])
+                search.advance([candidates(next(outputs), params.beam_width) for _ in search.beams])
         return [BeamSearchOutput([self._with_text(s, len(search.prompt_token_ids)) for s in search.result()]) for search in searches]
 
     def _with_text(self, sequence: BeamSearchSequence, num_prompt_tokens: int) -> BeamSearchSequence:
         return dataclasses.replace(sequence, text=self._tokenizer.decode(sequence.tokens[num_prompt_tokens:]))
-
-
-def _candidates(output: RequestOutput, count: int) -> dict[int, float]:
-    """The `count` likeliest next tokens that a one-token request tells of."""
-    positions = output.outputs[0].logprobs or []
-    if not positions:
-        return {}
-    return {token_id: entry.logprob for token_id, entry in itertools.islice(positions[0].items(), count)}
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

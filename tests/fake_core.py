@@ -48,6 +48,11 @@ def fake_logprobs(token_id: int, count: int) -> TokenLogprobs:
     return TokenLogprobs([token_id, *ids], [-0.5, *(-0.5 - i for i in range(count))], 1)
 
 
+def named_logprobs(token_id: int, ids: list[int]) -> TokenLogprobs:
+    """Of the ids that a request names, each as far below as its place."""
+    return TokenLogprobs([token_id, *ids], [-0.5, *(-2.0 - i for i in range(len(ids)))], 1)
+
+
 class FakeCore:
     """An engine core without a model: every step gives each request its next `per_step` tokens."""
 
@@ -121,7 +126,8 @@ class FakeCore:
                 del self.requests[request.request_id]
                 break
         if params.logprobs is not None:
-            delta.logprobs = [fake_logprobs(t, params.logprobs) for t in delta.new_token_ids]
+            named = params.logprob_token_ids
+            delta.logprobs = [named_logprobs(t, named) if named else fake_logprobs(t, params.logprobs) for t in delta.new_token_ids]
         self._times[request.request_id] = RequestTimes(times.queued, times.scheduled or now, times.first_token or now, now)
         delta.times = self._times[request.request_id]
         return delta

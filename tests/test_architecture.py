@@ -22,6 +22,7 @@ LAYERS = (
     ("beam_search",),
     ("client", "engine"),
     ("scheduler", "runner", "text"),
+    ("logits_processors",),
     ("models",),
     ("layers",),
     ("kernels", "device"),
@@ -48,6 +49,7 @@ LAZY_FACTORIES = {
     "canter.cli.bench.limits": {"_loader", "_native_limits"},
     "canter.cli.main": {"load_command"},
     "canter.cli.collect_env": {"_torch_report"},
+    "canter.logits_processors.loading": {"load_class"},
     "canter.models.registry": {"get_model_class"},
 }
 """Module -> functions that may import: they load what only some processes need."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -58,6 +59,23 @@ class RequestMetrics:
     first_token_latency: float = 0.0
 
 
+def merge_metrics(parts: Sequence[RequestMetrics]) -> RequestMetrics:
+    """Of several engine requests as one: from the first to begin to the last to end."""
+
+    def first(name: str) -> float:
+        return min((value for part in parts if (value := getattr(part, name))), default=0.0)
+
+    return RequestMetrics(
+        arrival_time=first("arrival_time"),
+        queued_ts=first("queued_ts"),
+        scheduled_ts=first("scheduled_ts"),
+        first_token_ts=first("first_token_ts"),
+        last_token_ts=max((part.last_token_ts for part in parts), default=0.0),
+        num_generation_tokens=sum(part.num_generation_tokens for part in parts),
+        first_token_latency=first("first_token_latency"),
+    )
+
+
 @dataclass(slots=True)
 class RequestOutput:
     """What a request has to show. `prompt_logprobs` begins with None: nothing predicts the first token.
@@ -98,13 +116,16 @@ class TokenTexts:
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
 
-def format_logprobs(position: TokenLogprobs, texts: TokenTexts | None) -> PositionLogprobs:
-    """The dictionary of one position. The chosen token's entry stays first, also when it is among the most likely."""
+def format_logprobs(position: TokenLogprobs, texts: TokenTexts | None, ranked: bool = True) -> PositionLogprobs:
+    """The dictionary of one position. The chosen token's entry stays first, also when it is among the most likely.
+
+    Not `ranked`: the others are those that the request named, of unknown rank.
+    """
     ids, values = position.token_ids, position.logprobs
     result = {ids[0]: Logprob(values[0], position.rank, texts[ids[0]] if texts else None)}
     for rank, (token_id, value) in enumerate(zip(ids[1:], values[1:], strict=True), 1):
         if token_id not in result:
-            result[token_id] = Logprob(value, rank, texts[token_id] if texts else None)
+            result[token_id] = Logprob(value, rank if ranked else None, texts[token_id] if texts else None)
     return result
 
 
@@ -169,6 +190,7 @@ class RequestState:
             if params.stop_strings:
                 self._stop_strings = _stop_strings(params)
                 self._stop = copy.copy(self._stop_strings)
+        self._has_shown = False
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
@@ -238,7 +260,7 @@ class RequestState:
         if self._logprobs is None or not logprobs:
             return
         for position in logprobs:
-            self._logprobs.append(format_logprobs(position, self._texts))
+            self._logprobs.append(format_logprobs(position, self._texts, not self.params.logprob_token_ids))
         self._cumulative_logprob = (self._cumulative_logprob or 0.0) + sum(p.logprobs[0] for p in logprobs)
 
     def _take_times(self, delta: RequestDelta) -> None:
@@ -270,12 +292,15 @@ class RequestState:
                 return None
             if kind is OutputKind.DELTA and self._detokenizer is not None and not any(self._text):
                 return None  # text is being held back: its tokens and logprobs go out together with it
+            if kind is OutputKind.DELTA and self._has_shown and len(self._token_ids) < self.params.stream_interval:
+                return None
         text = "".join(self._text)
         output = CompletionOutput(
             self.index, text, self._token_ids, self._cumulative_logprob, self._logprobs, self.finish_reason, self.stop_reason
         )
         prompt_logprobs = self._prompt_logprobs
         if kind is OutputKind.DELTA:
+            self._has_shown = True
             self._text, self._token_ids, self._prompt_logprobs = [], [], None
             self._logprobs = None if self._logprobs is None else []
         else:
@@ -364,6 +389,8 @@ class RequestGroup:
             return output
         output.request_id = self.request_id
         output.finished = self.finished or output.error is not None
+        if output.finished:
+            output.metrics = merge_metrics([state.metrics for state in self.states.values()])
         if self.params.output_kind is OutputKind.DELTA:
             return output
         self._latest.outputs[output.outputs[0].index] = output.outputs[0]

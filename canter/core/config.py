@@ -87,6 +87,19 @@ class EngineArgs:
     hf_overrides: dict[str, Any] = arg(dict, "JSON object laid over the model's config.json.", group="model")
     seed: int = arg(0, "Seed of requests that bring none: the same requests in the same order draw the same tokens.", group="model")
     max_logprobs: int = arg(20, "Most logprobs a request may ask for; -1 for the whole vocabulary.", group="model")
+    reasoning_config: dict[str, Any] = arg(
+        dict,
+        "JSON object with reasoning_start_str and reasoning_end_str, what begins and ends a thought of the model, for "
+        "thinking_token_budget. Default: the pair that the tokenizer has, such as <think> and </think>. The end may be longer "
+        "than the model's own marker: it is what a thought is cut off with.",
+        group="model",
+    )
+    logits_processors: list[str] = arg(
+        list,
+        "Logits processors to load, each module:Class, the name of an installed one (entry points canter.logits_processors), or the "
+        "bundled ngram-ban. Requests give them arguments with vllm_xargs.",
+        group="model",
+    )
     device: str = arg("auto", "Where the model runs.", DEVICES)
     num_threads: int | None = arg(None, "CPU threads of the engine; default: the processors that this process may use.")
     enforce_eager: bool = arg(
@@ -154,6 +167,11 @@ class EngineArgs:
             raise ConfigError(f"long_prefill_token_threshold must be an integer of at least 0, got {self.long_prefill_token_threshold!r}.")
         if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization!r}.")
+        names = self.logits_processors
+        if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) and name for name in names):
+            raise ConfigError(f"logits_processors must be a list of names, got {names!r}.")
+        if not isinstance(self.reasoning_config, dict):
+            raise ConfigError(f"reasoning_config must be a JSON object, got {self.reasoning_config!r}.")
         if not isinstance(self.max_logprobs, int) or self.max_logprobs < -1:
             raise ConfigError(f"max_logprobs must be -1 or an integer of at least 0, got {self.max_logprobs!r}.")
 

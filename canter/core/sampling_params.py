@@ -20,6 +20,16 @@ MAX_STOP_CHARS = 16384
 """All stop strings of a request together: what watches for them takes memory and time for each character."""
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_TOKENS = 1024
+MAX_LOGPROB_TOKEN_IDS = 128
+MAX_PATTERN_SIZE = 1024
+MAX_PATTERN_COUNT = 1024
+MAX_THINKING_TOKENS = 2**31 - 1
+MAX_MARKER_TOKENS = 32
+"""Tokens of a marker that begins or ends a thought."""
+MAX_STREAM_INTERVAL = 1024
+MAX_EXTRA_ARGS = 64
+MAX_EXTRA_ARG_CHARS = 4096
+MAX_EXTRA_ARG_ITEMS = 1024
 GREEDY_EPSILON = 1e-5
 MIN_TEMPERATURE = 1e-2
 MIN_REPETITION_PENALTY = 1e-6
@@ -34,11 +44,34 @@ class OutputKind(IntEnum):
     FINAL_ONLY = 2
 
 
+class RepetitionDetection(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """End an output that repeats itself: the same `min_pattern_size` to `max_pattern_size` tokens, `min_count` times in a row.
+
+    A `max_pattern_size` of 0 detects nothing; a `min_pattern_size` of 0 counts as 1.
+    """
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    def verify(self) -> None:
+        _integer(self.max_pattern_size, "repetition_detection.max_pattern_size", 0, MAX_PATTERN_SIZE)
+        _integer(self.min_pattern_size, "repetition_detection.min_pattern_size", 0, MAX_PATTERN_SIZE)
+        _integer(self.min_count, "repetition_detection.min_count", 2 if self.max_pattern_size else 0, MAX_PATTERN_COUNT)
+        if self.min_pattern_size > self.max_pattern_size:
+            raise InvalidRequestError(
+                f"repetition_detection.min_pattern_size must be at most max_pattern_size ({self.max_pattern_size}), "
+                f"got {self.min_pattern_size}.",
+                "repetition_detection",
+            )
+
+
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Sampling parameters of one request; names and defaults follow vLLM.
 
     Raises `InvalidRequestError` naming the field for a value outside its range.
-    `eos_token_ids` and `bad_words_token_ids` are filled in by `text` from the tokenizer; the engine reads only those.
+    `eos_token_ids`, `bad_words_token_ids` and the ids of the thought's markers are filled in by `text` from the tokenizer; the
+    engine reads only those. `extra_args` are the arguments of logits processors, vLLM's `vllm_xargs` over HTTP.
     """
 
     n: int = 1
@@ -66,7 +99,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+    logprob_token_ids: list[int] | None = None
+    repetition_detection: RepetitionDetection | None = None
+    thinking_token_budget: int | None = None
+    extra_args: dict[str, Any] | None = None
+    stream_interval: int = 1
     eos_token_ids: list[int] = msgspec.field(default_factory=list)
+    thinking_start_ids: list[int] = msgspec.field(default_factory=list)
+    thinking_end_ids: list[int] = msgspec.field(default_factory=list)
     bad_words_token_ids: list[list[int]] = msgspec.field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -90,15 +130,19 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         return ids if self.ignore_eos else ids | set(self.eos_token_ids)
 
     def normalize(self) -> None:
-        """Bring equal meanings to one spelling: seed -1 and top_k -1 mean unset; tiny temperatures mean greedy."""
+        """Bring equal meanings to one spelling: -1 for seed, top_k or a thinking budget means unset; tiny temperatures are raised."""
         if self.seed == -1:
             self.seed = None
         if self.top_k == -1:
             self.top_k = 0
+        if self.thinking_token_budget == -1:
+            self.thinking_token_budget = None
         if _is_number(self.temperature) and GREEDY_EPSILON <= self.temperature < MIN_TEMPERATURE:
             self.temperature = MIN_TEMPERATURE
         if isinstance(self.stop, str):
             self.stop = [self.stop]
+        if self.logprob_token_ids and self.logprobs is None:
+            self.logprobs = 0
         if self.logit_bias is not None:
             self.logit_bias = _checked_bias(self.logit_bias)
 
@@ -126,6 +170,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             _integer(self.truncate_prompt_tokens, "truncate_prompt_tokens", -1, None)
             if self.truncate_prompt_tokens == 0:
                 raise InvalidRequestError("truncate_prompt_tokens must be -1 or at least 1, got 0.", "truncate_prompt_tokens")
+        if self.thinking_token_budget is not None:
+            _integer(self.thinking_token_budget, "thinking_token_budget", 0, MAX_THINKING_TOKENS, hint=" (-1 sets no limit)")
+        if self.repetition_detection is not None:
+            self.repetition_detection.verify()
+        _integer(self.stream_interval, "stream_interval", 1, MAX_STREAM_INTERVAL)
         if self.n > 1 and self.is_greedy:
             raise InvalidRequestError(
                 f"n must be 1 with greedy sampling (temperature 0), got {self.n}: every choice would be the same. Raise temperature.", "n"
@@ -148,6 +197,15 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         _ids(self.allowed_token_ids, "allowed_token_ids", MAX_ALLOWED_TOKEN_IDS)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequestError("allowed_token_ids must not be empty: no token could be chosen.", "allowed_token_ids")
+        _ids(self.logprob_token_ids, "logprob_token_ids", MAX_LOGPROB_TOKEN_IDS)
+        if self.logprob_token_ids and self.logprobs:
+            raise InvalidRequestError(
+                f"logprob_token_ids take the place of the most likely tokens: logprobs must be 0 beside them, got {self.logprobs}.",
+                "logprob_token_ids",
+            )
+        _ids(self.thinking_start_ids, "thinking_start_ids", MAX_MARKER_TOKENS)
+        _ids(self.thinking_end_ids, "thinking_end_ids", MAX_MARKER_TOKENS)
+        _verify_extra_args(self.extra_args or {})
         _length(self.bad_words or [], "bad_words", MAX_BAD_WORDS)
         for word in self.bad_words or []:
             if not isinstance(word, str) or not word:
@@ -155,7 +213,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     def verify_vocabulary(self, vocab_size: int, max_logprobs: int) -> None:
         """Check ids against the model's vocabulary and logprob counts against the server's cap."""
-        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids", "thinking_end_ids"):
             for token_id in getattr(self, name) or ():
                 if not 0 <= token_id < vocab_size:
                     raise InvalidRequestError(f"{name} must hold token ids in [0, {vocab_size}), got {token_id}.", name)
@@ -202,6 +260,31 @@ def _ids(values: list[int] | None, name: str, limit: int) -> None:
     for token_id in values or ():
         if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
             raise InvalidRequestError(f"{name} must hold token ids (integers of at least 0), got {token_id!r}.", name)
+
+
+def _verify_extra_args(args: dict[str, Any]) -> None:
+    """What a logits processor may be told: numbers and texts, and lists of them, all bounded."""
+    _length(list(args), "vllm_xargs", MAX_EXTRA_ARGS)
+    for name, value in args.items():
+        if not isinstance(name, str) or not 1 <= len(name) <= 128:
+            raise InvalidRequestError(f"vllm_xargs must have names of 1 to 128 characters, got {name!r:.80}.", "vllm_xargs")
+        items = value if isinstance(value, list) else [value]
+        _length(items, f"vllm_xargs.{name:.80}", MAX_EXTRA_ARG_ITEMS)
+        for item in items:
+            if not _is_plain(item):
+                raise InvalidRequestError(
+                    f"vllm_xargs.{name:.80} must be a text of at most {MAX_EXTRA_ARG_CHARS} characters, a finite number, an integer of "
+                    f"64 bits, true or false, or a list of such, got {item!r:.80}.",
+                    "vllm_xargs",
+                )
+
+
+def _is_plain(item: object) -> bool:
+    if isinstance(item, str):
+        return len(item) <= MAX_EXTRA_ARG_CHARS
+    if isinstance(item, int):
+        return -(2**63) <= item < 2**63
+    return isinstance(item, float) and math.isfinite(item)
 
 
 def _checked_bias(bias: dict[int, float]) -> dict[int, float]:

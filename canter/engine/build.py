@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from canter.checkpoint.model_config import read_model_config
 from canter.checkpoint.resolve import resolve as resolve_checkpoint
@@ -16,6 +17,8 @@ from canter.core.state_specs import StateLayout, plan_layout
 from canter.device import Device, open_device
 from canter.engine.core import EngineCore
 from canter.kernels import set_num_threads
+from canter.logits_processors.interface import LogitsProcessor
+from canter.logits_processors.loading import check_arguments, load_classes
 from canter.models.loader import LoadedModel, load_model
 from canter.runner.memory import CacheSize, cache_bytes, size_cache
 from canter.runner.model_runner import ModelRunner
@@ -63,6 +66,7 @@ def build_engine(args: EngineArgs, on_phase: OnPhase | None = None, device: Devi
         config, reasons = resolve(args, model_config.facts, facts)
         for reason in reasons:
             logger.info("%s", reason)
+        plugins = load_classes(args.logits_processors)
     with phases("weights"), open_tensors(files) as source:
         loaded = load_model(
             model_config, source, config.dtype, device.torch_device, config.kv_cache_dtype, config.max_model_len, config.quantization
@@ -71,7 +75,7 @@ def build_engine(args: EngineArgs, on_phase: OnPhase | None = None, device: Devi
         layout = plan_layout(loaded.state_specs(config.block_size))
         size = _size_cache(args, config, layout, device)
         logger.info("%s", size.sentence)
-        runner = _build_runner(config, loaded, layout, size, device)
+        runner = _build_runner(config, loaded, layout, size, device, plugins)
     with phases("warm-up"):
         runner.warm_up()
     scheduler = Scheduler(
@@ -87,7 +91,8 @@ def build_engine(args: EngineArgs, on_phase: OnPhase | None = None, device: Devi
         max_num_queued_reqs=config.max_num_queued_reqs,
     )
     info = _describe(config, loaded.vocab_size, size, phases.seconds, runner.eager_reason)
-    return EngineCore(scheduler, runner, info, PIPELINE_DEPTH if config.async_scheduling else 1)
+    depth = PIPELINE_DEPTH if config.async_scheduling else 1
+    return EngineCore(scheduler, runner, info, depth, check_params=partial(check_arguments, plugins))
 
 
 def _size_cache(args: EngineArgs, config: EngineConfig, layout: StateLayout, device: Device) -> CacheSize:
@@ -109,7 +114,9 @@ def _size_cache(args: EngineArgs, config: EngineConfig, layout: StateLayout, dev
     )
 
 
-def _build_runner(config: EngineConfig, loaded: LoadedModel, layout: StateLayout, size: CacheSize, device: Device) -> ModelRunner:
+def _build_runner(
+    config: EngineConfig, loaded: LoadedModel, layout: StateLayout, size: CacheSize, device: Device, plugins: list[type[LogitsProcessor]]
+) -> ModelRunner:
     return ModelRunner(
         loaded.model,
         layout,
@@ -120,6 +127,7 @@ def _build_runner(config: EngineConfig, loaded: LoadedModel, layout: StateLayout
         max_model_len=size.max_model_len,
         seed=config.seed,
         enforce_eager=config.enforce_eager,
+        logits_processors=plugins,
     )
 
 

@@ -11,6 +11,7 @@ from canter.core.errors import EngineDeadError, EngineError, InvalidRequestError
 from canter.core.logging import get_logger
 from canter.core.messages import AddRequest, EngineInfo, EngineStats, RequestDelta
 from canter.core.plan import SchedulePlan, StepOutput
+from canter.core.sampling_params import SamplingParams
 from canter.scheduler.scheduler import Scheduler
 
 logger = get_logger(__name__)
@@ -40,17 +41,25 @@ class EngineCore:
     """Runs requests to their end.
 
     `step` schedules ahead: while `depth` is 2, step N+1 is planned and launched before the tokens of step N are known
-    to the host; they reach it on the device. With `depth` 1 every step is awaited before the next is planned.
+    to the host; they reach it on the device. With `depth` 1 every step is awaited before the next is planned. `check_params`
+    raises `InvalidRequestError` for parameters that only this engine can judge.
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, info: EngineInfo, depth: int = 2, clock: Callable[[], float] = time.time
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        info: EngineInfo,
+        depth: int = 2,
+        clock: Callable[[], float] = time.time,
+        check_params: Callable[[SamplingParams], None] | None = None,
     ) -> None:
         self.info = info
         self._scheduler = scheduler
         self._runner = runner
         self._depth = depth
         self._clock = clock
+        self._check_params = check_params
         self._in_flight: deque[tuple[SchedulePlan, PendingOutput]] = deque()
         self._deltas: list[RequestDelta] = []
         self._is_shut_down = False
@@ -68,6 +77,8 @@ class EngineCore:
             wrong = next(t for t in request.prompt_token_ids if not 0 <= t < vocab_size)
             raise InvalidRequestError(f"The prompt must hold token ids in [0, {vocab_size}), got {wrong}.", "prompt")
         request.sampling.verify_vocabulary(vocab_size, -1)
+        if self._check_params is not None:
+            self._check_params(request.sampling)
         self._scheduler.add(request, self._clock())
 
     def abort(self, request_ids: Iterable[str]) -> None:

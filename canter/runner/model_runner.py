@@ -18,6 +18,7 @@ from canter.core.sampling_params import SamplingParams
 from canter.core.state_specs import StateLayout
 from canter.device import Device, HostCopy, Pending
 from canter.layers.context import GroupContext, StepContext
+from canter.logits_processors.interface import LogitsProcessor
 from canter.runner.graphs import Model, make_steps
 from canter.runner.input_batch import InputBatch, build_input_batch
 from canter.runner.request_table import RequestTable
@@ -68,6 +69,7 @@ class ModelRunner:
         num_draft_tokens: int = 0,
         seed: int = 0,
         enforce_eager: bool = False,
+        logits_processors: Sequence[type[LogitsProcessor]] = (),
     ) -> None:
         self._device = device
         self._vocab_size = vocab_size
@@ -77,7 +79,7 @@ class ModelRunner:
         self._table = RequestTable(max_num_rows, max_model_len, self._block_sizes, num_draft_tokens, device)
         self._pool = StatePool(layout, num_blocks, device)
         self._steps = make_steps(model, self._pool.caches, self._pool.group_of_layer, enforce_eager)
-        self._sampler = Sampler(max_num_rows, vocab_size, device.torch_device, seed)
+        self._sampler = Sampler(max_num_rows, vocab_size, device.torch_device, seed, logits_processors, max_model_len)
         self._prompt_logprobs = PromptLogprobPlanner()
 
     @property
@@ -152,7 +154,8 @@ class ModelRunner:
         tensors = [*output.tensors, accepted.token_ids, accepted.num_sampled, *prompt_tensors]
         copy = self._device.copy_to_host(tensors)
         if len(accepted.sampling_np):
-            self._sampler.record(accepted.rows, accepted.token_ids, accepted.num_sampled)
+            rows_np = batch.rows_np[accepted.sampling_np]
+            self._sampler.record(rows_np, accepted.rows, accepted.token_ids, accepted.num_sampled)
         return _Sampled(batch, output, accepted, copy, prompt_parts)
 
     def _sample_batch(self, batch: InputBatch) -> SampleBatch:
@@ -207,7 +210,7 @@ def _to_host(plan: SchedulePlan, sampled: _Sampled) -> StepOutput:
     """Lists by request, in the plan's order."""
     tensors = sampled.copy.wait()
     num_sampler = len(sampled.output.tensors)
-    if sampled.batch.is_plain and not sampled.output.logprobs and not sampled.prompt_parts:
+    if sampled.batch.is_plain and not (sampled.output.logprobs or sampled.prompt_parts or sampled.output.errors):
         token_ids = [[token_id] for token_id in tensors[0].tolist()]
         if all(map(math.isfinite, tensors[1].tolist())):
             return StepOutput(plan.step_id, token_ids, [None] * len(token_ids))
@@ -226,7 +229,10 @@ def _to_host(plan: SchedulePlan, sampled: _Sampled) -> StepOutput:
         if entries[0] is not None:
             logprobs[i] = [entry for entry in entries if entry is not None]
         bad = next((s for s in host.status[first : first + count] if s is not SampleStatus.OK), None)
-        if bad is not None:
+        failed = [line for line in range(first, first + count) if line in sampled.output.errors]
+        if failed:
+            errors[plan.rows[i].request_id] = sampled.output.errors[failed[0]]
+        elif bad is not None:
             errors[plan.rows[i].request_id] = bad.error
     return StepOutput(plan.step_id, token_ids, logprobs, _prompt_lists(sampled, tensors[num_sampler + 2 :]), errors=errors)
 

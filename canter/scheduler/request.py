@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
-from canter.core.messages import FINISH_LENGTH, FINISH_STOP, AddRequest, RequestDelta, RequestTimes
+from canter.core.messages import FINISH_LENGTH, FINISH_REPETITION, FINISH_STOP, AddRequest, RequestDelta, RequestTimes
 from canter.core.plan import TokenLogprobs
 from canter.scheduler.cache.coordinator import RequestCache
+from canter.scheduler.repetition import make_detector
+
+REPETITION_DETECTED = "repetition_detected"
+"""Stop reason of an output that was ended because it repeated itself."""
 
 
 class RequestStatus(Enum):
@@ -51,6 +55,7 @@ class Request:
         "prompt_logprobs",
         "publish_at",
         "queued_time",
+        "repetition",
         "request_id",
         "sampling",
         "scheduled_time",
@@ -87,7 +92,8 @@ class Request:
         self.num_preemptions = 0
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if sampling.prompt_logprobs is not None else None
         self.finish_reason: str | None = None
-        self.stop_reason: int | None = None
+        self.stop_reason: int | str | None = None
+        self.repetition = make_detector(sampling.repetition_detection)
         self.queued_time = now
         self.scheduled_time = self.first_token_time = self.last_token_time = 0.0
 
@@ -133,7 +139,7 @@ class Request:
         return sampled
 
     def _check_stop(self, token_id: int) -> bool:
-        """EOS, then the user's stop ids, both only from `min_tokens` on; then the length, which no minimum overrides."""
+        """EOS, then the user's stop ids; then the length; then repetition. None but the length may come before `min_tokens`."""
         num_tokens = len(self.token_ids)
         if token_id in self.stop_token_ids and num_tokens - self.num_prompt_tokens >= self.min_tokens:
             self.finish_reason = FINISH_STOP
@@ -141,6 +147,9 @@ class Request:
             return True
         if num_tokens >= self.max_total_tokens:
             self.finish_reason = FINISH_LENGTH
+            return True
+        if self.repetition is not None and self.repetition.append(token_id) and num_tokens - self.num_prompt_tokens >= self.min_tokens:
+            self.finish_reason, self.stop_reason = FINISH_REPETITION, REPETITION_DETECTED
             return True
         return False
 

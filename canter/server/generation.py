@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from canter.beam_search import BeamSearchParams
 from canter.client.hub import most_live
 from canter.client.outputs import RequestOutput, merge_outputs
 from canter.client.protocol import EngineClient
@@ -18,6 +19,8 @@ from canter.core.config import EngineArgs
 from canter.core.errors import EngineNotReadyError, InvalidRequestError
 from canter.core.messages import EngineInfo
 from canter.core.sampling_params import OutputKind, SamplingParams
+from canter.server.beam_search import BeamRun, beam_params
+from canter.server.merging import merge_streams
 from canter.server.model_text import ModelText
 from canter.text.chat_template import RESERVED_VARIABLES, ChatTemplate
 from canter.text.prepare import finish_params
@@ -29,7 +32,6 @@ INLINE_CHARS = 4096
 MAX_TOKEN_CHARS = 256
 """No token of a byte-level vocabulary stands for so much text: what is longer than a context of such tokens can't fit."""
 MAX_CACHE_SALT_CHARS = 128
-MERGE_QUEUE_SIZE = 16
 MAX_PRIORITY = 2**31
 TEMPLATE_RESERVED = RESERVED_VARIABLES | {"self"}
 
@@ -52,8 +54,12 @@ class Wishes:
     """Tokens to generate when neither request nor model says; None for all that fit."""
     max_tokens_name: str = "max_tokens"
     truncate_prompt_tokens: int | None = None
+    truncation_side: str = "left"
+    """What is cut off: the prompt's beginning (left) or its end (right)."""
     priority: int = 0
     cache_salt: str | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,8 @@ class Job:
     params: list[SamplingParams]
     priority: int
     cache_salt: str | None
+    beams: list[BeamSearchParams] | None = None
+    """A beam search for each prompt, in place of sampling."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -130,17 +138,22 @@ class Generation:
         size = sum(len(str(message.get("content") or "")) for message in messages)
         return await _off_loop(size, lambda: chosen.render(messages, **options, **kwargs))
 
+    def prompt_text(self, prompt: Prompt) -> str:
+        """A prompt as text: as it was given or rendered, or what its token ids say."""
+        return prompt.text if prompt.text is not None else self.text.tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
+
     def prepare(self, request_id: str, prompts: list[Prompt], wishes: Wishes) -> Job:
         """Check everything that can be checked before the engine sees it. Raises `InvalidRequestError` naming the field."""
         _check_cache_salt(wishes.cache_salt)
         self._check_priority(wishes.priority)
         prompts = [self._truncated(prompt, wishes) for prompt in prompts]
         rooms = [self._room(prompt, wishes) for prompt in prompts]
+        limits = [self._max_tokens(room, wishes) for room in rooms]
+        beams = self._beams(limits, wishes)
         base = self._sampling(wishes)
         self._check_number(len(prompts) * base.n)
-        limits = [self._max_tokens(room, wishes) for room in rooms]
         params = [base if limit == base.max_tokens else base.clone(max_tokens=limit) for limit in limits]
-        return Job(request_id, prompts, params, wishes.priority, wishes.cache_salt)
+        return Job(request_id, prompts, params, wishes.priority, wishes.cache_salt, beams)
 
     def stream(self, job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Run a job: (number of the prompt, output) as they come. Closing it aborts what still runs."""
@@ -150,30 +163,42 @@ class Generation:
     async def _generate(self, job: Job, number: int) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         prompt = job.prompts[number]
         request_id = job.request_id if len(job.prompts) == 1 else f"{job.request_id}-{number}"
-        outputs = self.client.generate(
-            request_id,
-            prompt.token_ids,
-            job.params[number],
-            prompt=prompt.text,
-            priority=job.priority,
-            cache_salt=job.cache_salt,
-        )
+        scheduling: dict[str, Any] = {"priority": job.priority, "cache_salt": job.cache_salt}
+        if job.beams is None:
+            outputs = self.client.generate(request_id, prompt.token_ids, job.params[number], prompt=prompt.text, **scheduling)
+        else:
+            run = BeamRun(self.client, self.info, self.text.tokenizer, job.beams[number], job.params[number], **scheduling)
+            outputs = run.run(request_id, prompt.text, prompt.token_ids)
         async with aclosing(outputs):
             async for output in outputs:
                 yield number, output
 
     def _sampling(self, wishes: Wishes) -> SamplingParams:
-        """Model's defaults below the user's values, checked against model and server."""
+        """Model's defaults below the user's values, checked against model and server. A beam search has no use for the defaults."""
         values = {**self.text.defaults, **wishes.sampling}
+        if wishes.use_beam_search:
+            values = {**wishes.sampling, "temperature": 1.0}  # 0, which says the same here, would forbid several choices
         values["output_kind"] = OutputKind.DELTA if wishes.stream else OutputKind.FINAL_ONLY
         values["max_tokens"] = self._max_tokens(self.info.max_model_len, wishes)
-        info = self.info
-        params = finish_params(SamplingParams(**values), self.text.tokenizer, self.text.generation_config, info.vocab_size)
+        info, text = self.info, self.text
+        params = finish_params(SamplingParams(**values), text.tokenizer, text.generation_config, info.vocab_size, text.thinking)
         params.verify_vocabulary(info.vocab_size, self._args.max_logprobs)
         return params.clone(top_k=info.vocab_size) if params.top_k > info.vocab_size else params
 
+    def _beams(self, limits: list[int], wishes: Wishes) -> list[BeamSearchParams] | None:
+        """The searches of a request that wants them. Their lengths are those of its prompts' answers."""
+        if not wishes.use_beam_search:
+            if wishes.length_penalty != 1.0:
+                raise InvalidRequestError(
+                    "length_penalty ranks the sequences of a beam search: it needs use_beam_search.", "length_penalty"
+                )
+            return None
+        if wishes.stream:
+            raise InvalidRequestError("use_beam_search can't be streamed: its sequences are known only at the end.", "stream")
+        return [beam_params(wishes.sampling, wishes.length_penalty, limit) for limit in limits]
+
     def _truncated(self, prompt: Prompt, wishes: Wishes) -> Prompt:
-        """Keep the end of a prompt that asks to be cut: `truncate_prompt_tokens`, or with -1 whatever leaves room to answer."""
+        """Cut a prompt that asks for it to `truncate_prompt_tokens`, or with -1 to whatever leaves room to answer."""
         keep = wishes.truncate_prompt_tokens
         if keep is None:
             return prompt
@@ -186,7 +211,9 @@ class Generation:
                 f"truncate_prompt_tokens must be at most the context of {self.info.max_model_len} tokens, got {keep}.",
                 "truncate_prompt_tokens",
             )
-        return prompt if len(prompt.token_ids) <= keep else Prompt(None, prompt.token_ids[-keep:])
+        if len(prompt.token_ids) <= keep:
+            return prompt
+        return Prompt(None, prompt.token_ids[-keep:] if wishes.truncation_side == "left" else prompt.token_ids[:keep])
 
     def _room(self, prompt: Prompt, wishes: Wishes) -> int:
         """Tokens that the context leaves for the answer."""
@@ -234,40 +261,6 @@ async def fold(stream: AsyncIterator[tuple[int, RequestOutput]]) -> list[Request
     for result in results.values():
         result.outputs.sort(key=lambda choice: choice.index)
     return [results[number] for number in sorted(results)]
-
-
-async def merge_streams(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Items of all sources as they come. The first error ends it; ending it closes all sources.
-
-    The queue between is short: sources whose items are not taken wait, and their mailboxes merge what comes.
-    """
-    queue: asyncio.Queue[tuple[T | None, BaseException | None]] = asyncio.Queue(MERGE_QUEUE_SIZE)
-
-    async def pump(source: AsyncGenerator[T, None]) -> None:
-        try:
-            async with aclosing(source):
-                async for item in source:
-                    await queue.put((item, None))
-        except Exception as error:
-            await queue.put((None, error))
-        else:
-            await queue.put((None, None))
-
-    tasks = [asyncio.create_task(pump(source)) for source in sources]
-    try:
-        remaining = len(tasks)
-        while remaining:
-            item, error = await queue.get()
-            if error is not None:
-                raise error
-            if item is None:
-                remaining -= 1
-            else:
-                yield item
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _off_loop(size: int, work: Callable[[], T]) -> T:

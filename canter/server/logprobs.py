@@ -13,12 +13,14 @@ LOWEST = -9999.0
 
 
 class ChatLogprobsFormat:
-    """How a chat request wants its logprobs: `num_top` best tokens (-1: all that were computed), ids in place of texts."""
+    """How a chat request wants its logprobs: `num_top` best tokens (-1: all that were computed) or the `named` ones, ids in place
+    of texts."""
 
-    def __init__(self, tokenizer: Tokenizer, num_top: int, as_ids: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, num_top: int, as_ids: bool, named: Sequence[int] = ()) -> None:
         self._table = tokenizer.token_bytes
         self._num_top = num_top
         self._as_ids = as_ids
+        self._named = tuple(dict.fromkeys(named))
 
     def encode(self, token_ids: Sequence[int], positions: Sequence[PositionLogprobs]) -> ChatLogprobs:
         """An entry for each token."""
@@ -26,6 +28,7 @@ class ChatLogprobsFormat:
 
     def _entry(self, token_id: int, position: PositionLogprobs) -> TokenLogprob:
         best = sorted((item for item in position.items() if _is_top(item[1].rank, self._num_top)), key=lambda item: item[1].rank or 0)
+        best += [(i, position[i]) for i in self._named if i in position]
         top = [TopLogprob(*self._token(i, entry)) for i, entry in best]
         return TokenLogprob(*self._token(token_id, position[token_id]), top)
 
@@ -47,12 +50,13 @@ def completion_logprobs(
     as_ids: bool,
     offset: int,
     texts: Sequence[str],
+    named: Sequence[int] = (),
 ) -> tuple[CompletionLogprobs, int]:
     """Four lists with an entry for each token, and the offset after them.
 
-    `texts[i]` is the text of a token whose position has no logprobs. A position's `top_logprobs` always hold the
-    actual token too: evaluation tools tell from it whether the token was the greedy choice. Of tokens that look
-    alike the likeliest counts.
+    `texts[i]` is the text of a token whose position has no logprobs; `named` are tokens to tell of beside the best. A
+    position's `top_logprobs` always hold the actual token too: evaluation tools tell from it whether the token was the
+    greedy choice. Of tokens that look alike the likeliest counts.
     """
     result = CompletionLogprobs()
     for token_id, position, plain in zip(token_ids, positions, texts, strict=True):
@@ -65,14 +69,14 @@ def completion_logprobs(
             result.top_logprobs.append(None)
         else:
             result.token_logprobs.append(max(position[token_id].logprob, LOWEST))
-            result.top_logprobs.append(_top_dict(token_id, position, num_top, as_ids))
+            result.top_logprobs.append(_top_dict(token_id, position, num_top, as_ids, named))
     return result, offset
 
 
-def _top_dict(token_id: int, position: PositionLogprobs, num_top: int, as_ids: bool) -> dict[str, float]:
+def _top_dict(token_id: int, position: PositionLogprobs, num_top: int, as_ids: bool, named: Sequence[int]) -> dict[str, float]:
     result: dict[str, float] = {}
     for i, entry in sorted(position.items(), key=lambda item: item[1].rank or 0):
-        if i == token_id or _is_top(entry.rank, num_top):
+        if i == token_id or i in named or _is_top(entry.rank, num_top):
             result.setdefault(token_text(i, position, as_ids), max(entry.logprob, LOWEST))
     return result
 

@@ -43,6 +43,8 @@ def run_server(args: EngineArgs, server: ServerArgs, *, engine_command: Sequence
     try:
         args.verify()
         server.verify()
+        if server.enable_per_request_metrics and args.disable_log_stats:
+            raise ConfigError("enable_per_request_metrics tells what disable_log_stats keeps from being told. Leave one of them out.")
         listener = _listen(server)
     except (ConfigError, OSError) as error:
         return _fail(error)

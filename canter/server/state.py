@@ -6,11 +6,14 @@ import itertools
 import re
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.types import Scope
 
+from canter.client.outputs import RequestMetrics, merge_metrics
 from canter.client.protocol import EngineClient
 from canter.core.config import EngineArgs
 from canter.core.errors import EngineNotReadyError, ModelNotFoundError
@@ -18,7 +21,7 @@ from canter.server.args import ServerArgs
 from canter.server.generation import Generation
 from canter.server.metrics import Metrics
 from canter.server.model_text import ModelText
-from canter.server.schemas.openai import PromptTokensDetails, Usage
+from canter.server.schemas.openai import PromptTokensDetails, RequestTiming, Usage
 
 _SAFE_ID = re.compile(r"[\w.:@+/-]{1,128}", re.ASCII)
 
@@ -71,8 +74,32 @@ class ServerState:
         shown = f"{prefix}-{own}"
         return shown, f"{shown}-{next(self._serial)}"
 
+    def timing(self, metrics: Sequence[RequestMetrics | None], num_sequences: int) -> RequestTiming | UnsetType:
+        """`metrics` of an answer, if the server gives them."""
+        if not self.server_args.enable_per_request_metrics:
+            return UNSET
+        return make_timing(merge_metrics([m for m in metrics if m is not None]), num_sequences)
+
     def usage(self, num_prompt_tokens: int, num_generated: int, num_cached: int) -> Usage:
         return make_usage(num_prompt_tokens, num_generated, num_cached if self.server_args.enable_prompt_tokens_details else None)
+
+
+def make_timing(metrics: RequestMetrics, num_sequences: int) -> RequestTiming:
+    """Milliseconds between the moments of a request's life. The mean gap between tokens is told of a single sequence only."""
+    num_tokens = metrics.num_generation_tokens
+    generation = _milliseconds(metrics.first_token_ts, metrics.last_token_ts)
+    total = _milliseconds(metrics.scheduled_ts, metrics.last_token_ts)
+    return RequestTiming(
+        time_to_first_token_ms=_milliseconds(metrics.scheduled_ts, metrics.first_token_ts),
+        generation_time_ms=generation,
+        queue_time_ms=_milliseconds(metrics.queued_ts, metrics.scheduled_ts),
+        mean_itl_ms=generation / (num_tokens - 1) if generation is not None and num_sequences == 1 and num_tokens > 1 else None,
+        tokens_per_second=1000 * num_tokens / total if total else None,
+    )
+
+
+def _milliseconds(start: float, end: float) -> float | None:
+    return max(0.0, 1000 * (end - start)) if start and end else None
 
 
 def make_usage(num_prompt_tokens: int, num_generated: int, num_cached: int | None) -> Usage:

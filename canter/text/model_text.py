@@ -13,12 +13,14 @@ from canter.core.config import EngineArgs
 from canter.core.errors import ConfigError
 from canter.text.chat_template import ChatTemplate, load_chat_template
 from canter.text.prepare import default_sampling
+from canter.text.thinking import ThinkingMarkers, find_markers
 from canter.text.tokenizer import Tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """`defaults` are sampling parameters of requests that give none; `generation_config` also knows the EOS ids.
+    """`defaults` are sampling parameters of requests that give none; `generation_config` also knows the EOS ids; `thinking` is None
+    for a model that is not known to think.
 
     A model without a chat template has one that says so when it is rendered.
     """
@@ -27,6 +29,7 @@ class ModelText:
     chat_template: ChatTemplate
     generation_config: dict[str, Any]
     defaults: dict[str, Any]
+    thinking: ThinkingMarkers | None = None
 
 
 def load_model_text(args: EngineArgs, chat_template: str | None = None) -> ModelText:
@@ -35,7 +38,8 @@ def load_model_text(args: EngineArgs, chat_template: str | None = None) -> Model
     tokenizer = load_tokenizer(_tokenizer_files(args, files))
     generation_config = _generation_config(args.generation_config, read_model_config(files, args.hf_overrides).generation)
     defaults = default_sampling(generation_config, args.generation_config, args.override_generation_config)
-    return ModelText(tokenizer, load_chat_template(tokenizer, chat_template), generation_config, defaults)
+    thinking = find_markers(tokenizer, args.reasoning_config)
+    return ModelText(tokenizer, load_chat_template(tokenizer, chat_template), generation_config, defaults, thinking)
 
 
 def _tokenizer_files(args: EngineArgs, files: CheckpointFiles) -> CheckpointFiles:

@@ -7,6 +7,7 @@ from typing import Any
 
 from canter.core.errors import ConfigError, InvalidRequestError
 from canter.core.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams
+from canter.text.thinking import ThinkingMarkers
 from canter.text.tokenizer import Tokenizer
 
 _DEFAULTS = {
@@ -20,15 +21,37 @@ _DEFAULTS = {
 _MAX_BAD_WORD_CHARS = 64 * MAX_BAD_WORD_TOKENS
 
 
-def finish_params(params: SamplingParams, tokenizer: Tokenizer, generation_config: Mapping[str, Any], vocab_size: int) -> SamplingParams:
-    """A copy with `eos_token_ids` and `bad_words_token_ids` filled in.
+def finish_params(
+    params: SamplingParams,
+    tokenizer: Tokenizer,
+    generation_config: Mapping[str, Any],
+    vocab_size: int,
+    thinking: ThinkingMarkers | None = None,
+) -> SamplingParams:
+    """A copy with `eos_token_ids`, `bad_words_token_ids` and the ids of the thought's markers filled in.
 
-    `vocab_size` is the model's: how many logits it has. Raises `InvalidRequestError` for bad words that the model can't say.
+    `vocab_size` is the model's: how many logits it has. Raises `InvalidRequestError` for bad words that the model can't say, and
+    for a thinking budget where the model has no `thinking` markers.
     """
+    start, end = _marker_ids(params, thinking, vocab_size)
     return params.clone(
         eos_token_ids=eos_token_ids(tokenizer, generation_config, vocab_size),
         bad_words_token_ids=bad_words_token_ids(params.bad_words or [], tokenizer, vocab_size),
+        thinking_start_ids=start,
+        thinking_end_ids=end,
     )
+
+
+def _marker_ids(params: SamplingParams, thinking: ThinkingMarkers | None, vocab_size: int) -> tuple[list[int], list[int]]:
+    if params.thinking_token_budget is None:
+        return [], []
+    if thinking is None or max(thinking.start + thinking.end) >= vocab_size:
+        raise InvalidRequestError(
+            "thinking_token_budget needs a model with tokens that begin and end a thought, and this one is not known to have any. "
+            "--reasoning-config names them.",
+            "thinking_token_budget",
+        )
+    return thinking.start, thinking.end
 
 
 def eos_token_ids(tokenizer: Tokenizer, generation_config: Mapping[str, Any], vocab_size: int) -> list[int]:

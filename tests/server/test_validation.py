@@ -45,7 +45,7 @@ SHARED = {
     "add_special_tokens": [TEXT],
     "return_token_ids": [TEXT],
     "return_tokens_as_token_ids": [TEXT],
-    "priority": [1, TEXT, HUGE, 1.5],
+    "priority": [1, -1, TEXT, 2**63, HUGE, 1.5, True],
     "cache_salt": ["", "a/b", "a@b", "a\\b", "a\0b", "x" * 129, 5],
     "request_id": [5],
     "user": [5],
@@ -54,18 +54,23 @@ SHARED = {
     "guided_regex": ["a"],
     "guided_choice": [["a"]],
     "guided_grammar": ["a"],
-    "use_beam_search": [True],
-    "length_penalty": [0.5],
-    "best_of": [2],
-    "logprob_token_ids": [[1]],
-    "thinking_token_budget": [5],
-    "repetition_detection": [{}],
-    "truncation_side": ["right"],
+    "use_beam_search": [TEXT, 1],
+    "length_penalty": [0.5, -1, 2**63, TEXT, True, []],
+    "best_of": [2, -1, 2**63, TEXT, True],
+    "logprob_token_ids": [[1], 5, TEXT, [-1], [260], [2**63], [TEXT], [True], [1] * 129],
+    "thinking_token_budget": [5, 0, -2, 2**63, HUGE, 1.5, TEXT, True, []],
+    "repetition_detection": [
+        5, TEXT, True, [], {"max_pattern_size": 3}, {"max_pattern_size": -1}, {"max_pattern_size": 2**63, "min_count": 2},
+        {"max_pattern_size": 3, "min_count": 1}, {"max_pattern_size": 3, "min_count": TEXT}, {"max_pattern_size": True, "min_count": 2},
+        {"max_pattern_size": 3, "min_pattern_size": 4, "min_count": 2}, {"max_pattern_size": 3, "min_count": 2**63},
+    ],
+    "truncation_side": ["middle", 5, True, []],
+    "return_prompt_text": [TEXT, 1],
     "kv_transfer_params": [{"a": 1}],
     "prompt_embeds": [TEXT],
     "mm_processor_kwargs": [{"a": 1}],
-    "stream_interval": [2],
-    "vllm_xargs": [{"a": 1}],
+    "stream_interval": [0, -1, 1025, 2**63, 1.5, TEXT, True],
+    "vllm_xargs": [5, TEXT, True, [], {"a": None}, {"a": {}}, {"a": 2**63}, {"a": ["x" * 5000]}, {"a": [1] * 2000}, {"": 1}],
 }  # fmt: skip
 TOOL = {"type": "function", "function": {"name": "f"}}
 CHAT = {
@@ -119,7 +124,8 @@ def test_completions_refuse_by_name(name: str, value: object) -> None:
 
 NEUTRAL = {
     "structured_outputs": None, "use_beam_search": False, "length_penalty": 1.0, "truncation_side": "left", "best_of": None,
-    "response_format": {"type": "text"}, "stream_interval": 1, "include_reasoning": True, "parallel_tool_calls": True, "top_k": 10**12,
+    "response_format": {"type": "text"}, "stream_interval": 1, "thinking_token_budget": -1, "repetition_detection": {}, "vllm_xargs": {},
+    "logprob_token_ids": [], "watermarking": False, "include_reasoning": True, "parallel_tool_calls": True, "top_k": 10**12,
 }  # fmt: skip
 
 
@@ -273,8 +279,13 @@ def test_a_number_may_be_written_as_a_float() -> None:
 
 def test_an_unsupported_value_of_any_size_is_refused() -> None:
     for value in (b"[" + b"1," * 10_000 + b"1]", b'"' + b"x" * 100 + b'"', b"1e999"):
-        with pytest.raises(InvalidRequestError, match="best_of"):
-            parse(b'{"prompt": "a", "best_of": ' + value + b"}", CompletionRequest)
+        with pytest.raises(InvalidRequestError, match="guided_regex"):
+            parse(b'{"prompt": "a", "guided_regex": ' + value + b"}", CompletionRequest)
+
+
+@pytest.mark.parametrize("name", ["best_of", "thinking_token_budget", "stream_interval", "priority", "logprob_token_ids", "length_penalty"])
+def test_null_means_the_default(name: str) -> None:
+    assert with_harness(lambda h: h.complete(**{name: None})).status_code == 200
 
 
 def test_text_that_is_no_unicode_is_refused() -> None:

@@ -5,10 +5,12 @@ The log-softmax of a whole row is never made: a row needs its normaliser, its la
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from canter.core.plan import TokenLogprobs
@@ -59,6 +61,16 @@ def group_logprobs(raw: Tensor, index: IntArray, counts: IntArray, chosen: Tenso
         rows = raw if len(lines) == len(index) else raw[at]
         groups.append(LogprobGroup(index[lines], compute_logprobs(rows, chosen[at], int(count), op)))
     return groups
+
+
+def named_logprobs(raw: Tensor, index: int, ids: IntArray, chosen: Tensor, op: TokenLogprobsOp) -> LogprobGroup:
+    """Logprobs of the tokens that a request names, in its order, in place of the likeliest: of raw [1, V], the logit `index`."""
+    own_ids, own, ranks = op(raw, chosen, 0)
+    named = upload(ids, raw.device).unsqueeze(0)
+    normalizer = raw.gather(1, own_ids) - own
+    found = (raw.gather(1, named) - normalizer).nan_to_num(nan=-math.inf, neginf=-math.inf)  # a chosen logit of -inf tells no normaliser
+    data = LogprobTensors(torch.cat((own_ids, named), 1), torch.cat((own, found), 1), ranks)
+    return LogprobGroup(np.array([index]), data)
 
 
 def wanted_logprobs(counts: IntArray) -> IntArray:

@@ -29,7 +29,8 @@ class SampleStatus(IntEnum):
 _ERRORS = {
     SampleStatus.BAD_LOGITS: RowError("The model computed logits that are not numbers (NaN or infinite)."),
     SampleStatus.NO_TOKEN: RowError(
-        "No token may follow: the request's constraints (allowed_token_ids, logit_bias, min_tokens, bad_words) exclude every one.",
+        "No token may follow: the request's constraints (allowed_token_ids, logit_bias, min_tokens, bad_words, a logits processor) "
+        "exclude every one.",
         InvalidRequestError.__name__,
     ),
 }
@@ -46,7 +47,8 @@ class HostOutput:
 
 @dataclass(slots=True)
 class SamplerOutput:
-    """`token_ids [L]` int64 and `scores [L]` float32 on the device; `logprobs` of those that want them.
+    """`token_ids [L]` int64 and `scores [L]` float32 on the device; `logprobs` of those that want them; `errors` of logits whose
+    request can't go on, whatever was drawn.
 
     A score is what the token won with. It is finite unless the row could not be sampled (`SampleStatus`): NaN or
     infinity where the logits held such, minus infinity where they allowed no token.
@@ -55,6 +57,7 @@ class SamplerOutput:
     token_ids: Tensor
     scores: Tensor
     logprobs: list[LogprobGroup] = field(default_factory=list)
+    errors: dict[int, RowError] = field(default_factory=dict)
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -15,16 +15,22 @@ import torch
 from torch import Tensor
 
 from canter.core.sampling_params import SamplingParams
+from canter.logits_processors.interface import LogitsProcessor as Plugin
+from canter.logits_processors.interface import ProcessorConfig
 from canter.runner.sampling.bad_words import BadWords
-from canter.runner.sampling.logprobs import LogprobGroup, group_logprobs, wanted_logprobs
+from canter.runner.sampling.logprobs import LogprobGroup, TokenLogprobsOp, group_logprobs, named_logprobs, wanted_logprobs
 from canter.runner.sampling.output import SamplerOutput
 from canter.runner.sampling.penalties import Penalties
+from canter.runner.sampling.plugins import Plugins
 from canter.runner.sampling.processors import AllowedIds, LogitBias, LogitsProcessor, MinTokens
 from canter.runner.sampling.random import Stream, derive_seed, position_keys, token_salts
 from canter.runner.sampling.rows import IntArray, take_rows, upload
 from canter.runner.sampling.states import Cached, Feature, RowStates, SampleBatch
+from canter.runner.sampling.thinking import ThinkingBudget
 
-EDITS = Feature.ALLOWED_IDS | Feature.LOGIT_BIAS | Feature.MIN_TOKENS | Feature.PENALTIES | Feature.BAD_WORDS
+SINGLE_OUT = Feature.ALLOWED_IDS | Feature.THINKING
+"""Features that hide most logits, and with them what may be wrong with them."""
+EDITS = SINGLE_OUT | Feature.LOGIT_BIAS | Feature.MIN_TOKENS | Feature.PENALTIES | Feature.BAD_WORDS | Feature.PLUGINS
 """Features that change logits in place."""
 
 
@@ -41,18 +47,32 @@ class Limits(NamedTuple):
 class Sampler:
     """Sampling state of `max_num_rows` rows and the pipeline over it.
 
-    `default_seed`: requests without a seed get one made from it and a count of such requests.
+    `default_seed`: requests without a seed get one made from it and a count of such requests. `plugins`: classes of loaded
+    logits processors, in their order.
     """
 
-    def __init__(self, max_num_rows: int, vocab_size: int, device: torch.device, default_seed: int) -> None:
+    def __init__(
+        self,
+        max_num_rows: int,
+        vocab_size: int,
+        device: torch.device,
+        default_seed: int,
+        plugins: Sequence[type[Plugin]] = (),
+        max_model_len: int = 0,
+    ) -> None:
         self.states = RowStates(max_num_rows, vocab_size, torch.device(device))
+        config = ProcessorConfig(vocab_size, max_num_rows, max_model_len, self.states.device)
         self._penalties = Penalties(self.states)
+        self._plugins = Plugins(self.states, [make(config) for make in plugins])
+        self._thinking = ThinkingBudget(self.states)
         self.processors: list[LogitsProcessor] = [
             AllowedIds(self.states),
             LogitBias(self.states),
             MinTokens(self.states),
             self._penalties,
             BadWords(self.states),
+            self._plugins,
+            self._thinking,
         ]
         self._cached_limits: Cached[Limits] = Cached()
         self._salts = token_salts(vocab_size, self.states.device)
@@ -65,18 +85,24 @@ class Sampler:
         self.states.set_row(row, params, self._seed(request_id, params.seed), num_prompt_tokens)
         if self.states.features[row] & Feature.PENALTIES:
             self._penalties.set_row(row, token_ids, num_prompt_tokens)
+        if self.states.features[row] & Feature.THINKING:
+            self._thinking.set_row(row, params, token_ids, num_prompt_tokens)
+        if self._plugins.processors and self._plugins.add_row(row, params, token_ids, num_prompt_tokens):
+            self.states.features[row] |= Feature.PLUGINS
 
     def remove_row(self, row: int) -> None:
         """The row's request has finished or was preempted. What a preempted one needs again is kept until `forget`."""
         self.states.clear_row(row)
+        self._plugins.remove_row(row)
 
     def forget(self, request_id: str) -> None:
         """A request has finished: drop the seed that was made for it. Unknown ids are ignored."""
         self._made_seeds.pop(request_id, None)
 
-    def record(self, rows: Tensor, token_ids: Tensor, num_sampled: Tensor) -> None:
-        """Take note of a step's new tokens: the first num_sampled [S] of token_ids [S, W], for distinct rows [S]."""
+    def record(self, rows_np: IntArray, rows: Tensor, token_ids: Tensor, num_sampled: Tensor) -> None:
+        """Take note of a step's new tokens: the first num_sampled [S] of token_ids [S, W], for distinct rows [S], on host and device."""
         self._penalties.record(rows, token_ids, num_sampled)
+        self._thinking.record(rows_np, token_ids, num_sampled)
 
     def sample(self, logits: Tensor, batch: SampleBatch) -> SamplerOutput:
         """Draw a token from each row of logits [L, V] float32, contiguous. The logits are changed in place."""
@@ -84,12 +110,13 @@ class Sampler:
         used = int(np.bitwise_or.reduce(features))
         wanted = wanted_logprobs(self.states.num_logprobs[batch.rows_np]) if used & Feature.LOGPROBS else None
         raw = self._raw_rows(logits, wanted, used)
-        peaks = logits.amax(-1) if used & Feature.ALLOWED_IDS else None  # of ids that will be dropped, too
+        peaks = logits.amax(-1) if used & SINGLE_OUT else None  # of ids that will be dropped, too
         self._edit(logits, batch, features, used)
         scores, tokens = self._choose(logits, batch, used) if used & Feature.RANDOM else self.states.ops.greedy_tokens(logits)
         if peaks is not None:
             scores = torch.where(peaks < float("inf"), scores, float("nan"))
-        return SamplerOutput(tokens, scores, self._logprobs(raw, wanted, batch, tokens))
+        errors = self._plugins.errors(batch) if used & Feature.PLUGINS else {}
+        return SamplerOutput(tokens, scores, self._logprobs(raw, wanted, batch, tokens), errors)
 
     def process(self, logits: Tensor, batch: SampleBatch) -> Tensor:
         """Apply every stage but the draw, in place: what a request may not draw is -inf. Returns `logits`.
@@ -152,5 +179,20 @@ class Sampler:
     def _logprobs(self, raw: Tensor | None, wanted: IntArray | None, batch: SampleBatch, tokens: Tensor) -> list[LogprobGroup]:
         if raw is None or wanted is None:
             return []
-        counts = self.states.num_logprobs[batch.rows_np[wanted]]
-        return group_logprobs(raw, wanted, counts, tokens[upload(wanted, tokens.device)], self.states.ops.token_logprobs)
+        rows, op = batch.rows_np[wanted], self.states.ops.token_logprobs
+        chosen = tokens[upload(wanted, tokens.device)]
+        named = np.array([self.states.logprob_ids[row] is not None for row in rows], bool)
+        groups = [] if named.all() else _groups_of(raw, wanted, self.states.num_logprobs[rows], chosen, np.flatnonzero(~named), op)
+        for line in np.flatnonzero(named):
+            ids = self.states.logprob_ids[rows[line]]
+            if ids is not None:
+                groups.append(named_logprobs(raw[line : line + 1], int(wanted[line]), ids, chosen[line : line + 1], op))
+        return groups
+
+
+def _groups_of(raw: Tensor, wanted: IntArray, counts: IntArray, chosen: Tensor, lines: IntArray, op: TokenLogprobsOp) -> list[LogprobGroup]:
+    """Logprobs of some lines of those that want any."""
+    if len(lines) == len(wanted):
+        return group_logprobs(raw, wanted, counts, chosen, op)
+    at = upload(lines, raw.device)
+    return group_logprobs(raw[at], wanted[lines], counts[lines], chosen[at], op)

@@ -41,6 +41,8 @@ class Feature:
     RANDOM = 32
     TRUNCATION = 64
     LOGPROBS = 128
+    THINKING = 256
+    PLUGINS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,7 @@ class RowStates:
     bias: list[IdList | None] = field(init=False)
     stops: list[IdList | None] = field(init=False)
     bad_words: list[BadWords | None] = field(init=False)
+    logprob_ids: list[IntArray | None] = field(init=False)
     columns: dict[str, Column] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -120,6 +123,7 @@ class RowStates:
         self.bias = [None] * self.num_rows
         self.stops = [None] * self.num_rows
         self.bad_words = [None] * self.num_rows
+        self.logprob_ids = [None] * self.num_rows
         floats = ("temperature", "log_min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
         self.columns = {name: Column(zeros(np.float32)) for name in floats}
         self.columns["top_p"] = Column(zeros(np.float64))
@@ -143,6 +147,8 @@ class RowStates:
             min_tokens=params.min_tokens,
         )
         self.num_logprobs[row] = NO_LOGPROBS if params.logprobs is None else params.logprobs
+        wanted = self._ids(params.logprob_token_ids or None) if params.logprobs is not None else None
+        self.logprob_ids[row] = None if wanted is None else wanted.ids
         self.allowed[row] = self._ids(params.allowed_token_ids)
         bias = params.logit_bias or {}
         self.bias[row] = self._ids(list(bias), list(bias.values()))
@@ -155,7 +161,7 @@ class RowStates:
         self.features[row] = 0
         self.num_logprobs[row] = NO_LOGPROBS
         self.allowed[row] = self.bias[row] = self.stops[row] = None
-        self.bad_words[row] = None
+        self.bad_words[row] = self.logprob_ids[row] = None
         self.version += 1
 
     def column(self, name: str) -> Tensor:
@@ -201,6 +207,7 @@ class RowStates:
             Feature.RANDOM: not params.is_greedy,
             Feature.TRUNCATION: not params.is_greedy and self._truncates(row),
             Feature.LOGPROBS: params.logprobs is not None,
+            Feature.THINKING: params.thinking_token_budget is not None and bool(params.thinking_start_ids and params.thinking_end_ids),
         }
         return sum(feature for feature, is_used in used.items() if is_used)
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,7 +18,7 @@ from canter.server.body import read_json
 from canter.server.generation import Generation, Job, Prompt, Wishes, fold
 from canter.server.logprobs import ChatLogprobsFormat, finite_prompt_logprobs
 from canter.server.messages import plain_text, template_messages
-from canter.server.routes.common import check_shared, sampling_of, usage_wanted
+from canter.server.routes.common import check_shared, priority_of, sampling_of, usage_wanted
 from canter.server.schemas.openai import (
     AnswerMessage,
     ChatAnswer,
@@ -28,6 +28,7 @@ from canter.server.schemas.openai import (
     ChatDelta,
     ChatLogprobs,
     ChatRequest,
+    RequestTiming,
     Usage,
 )
 from canter.server.sse import event, json_response, stream_response
@@ -45,6 +46,7 @@ async def chat_completions(request: Request) -> Response:
     body = await read_json(request, ChatRequest, state.server_args.max_body_bytes)
     model = state.model_name(body.model)
     shown_id, engine_id = state.new_ids(request, "chatcmpl", body.request_id)
+    body.priority = priority_of(request, body)
     job = await prepare_chat(generation, body, engine_id, state.server_args.trust_request_chat_template)
     encoder = ChatEncoder(state, generation, body, job, shown_id, model)
     outputs = generation.stream(job)
@@ -73,8 +75,11 @@ async def prepare_chat(generation: Generation, body: ChatRequest, engine_id: str
         stream=body.stream,
         max_tokens_name=name,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
-        priority=body.priority,
+        truncation_side=body.truncation_side or "left",
+        priority=body.priority or 0,
         cache_salt=body.cache_salt,
+        use_beam_search=body.use_beam_search,
+        length_penalty=body.length_penalty,
     )
     return generation.prepare(engine_id, [prompt], wishes)
 
@@ -135,15 +140,18 @@ def _num_logprobs(body: ChatRequest) -> int | None:
         )
     if top and not body.logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs: true.", "top_logprobs")
+    if body.logprob_token_ids and not body.logprobs:
+        raise InvalidRequestError("logprob_token_ids needs logprobs: true.", "logprob_token_ids")
     return (top or 0) if body.logprobs else None
 
 
 @dataclass(eq=False)
 class _Progress:
-    """What a stream has sent so far."""
+    """What a stream has sent so far. `timing` is known at its end."""
 
     num_tokens: int = 0
     num_cached: int = 0
+    timing: RequestTiming | UnsetType = UNSET
     started: set[int] = field(default_factory=set)
 
 
@@ -154,11 +162,15 @@ class ChatEncoder:
         self._state = state
         self._body = body
         self._prompt = job.prompts[0]
+        self._num_choices = job.params[0].n
         self._id = shown_id
         self._model = model
         self._created = int(time.time())
         self._role = state.server_args.response_role
-        self._logprobs_format = ChatLogprobsFormat(generation.text.tokenizer, body.top_logprobs or 0, body.return_tokens_as_token_ids)
+        self._logprobs_format = ChatLogprobsFormat(
+            generation.text.tokenizer, body.top_logprobs or 0, body.return_tokens_as_token_ids, body.logprob_token_ids or ()
+        )
+        self._prompt_text = generation.prompt_text(self._prompt) if body.return_prompt_text else UNSET
         self._usage_at_end, self._usage_always = usage_wanted(body, state.server_args.enable_force_include_usage)
 
     async def answer(self, outputs: Outputs) -> ChatAnswer:
@@ -174,6 +186,8 @@ class ChatEncoder:
             self._usage(num_tokens, result.num_cached_tokens),
             prompt_logprobs=finite_prompt_logprobs(result.prompt_logprobs),
             prompt_token_ids=self._prompt.token_ids if self._body.return_token_ids else UNSET,
+            prompt_text=self._prompt_text,
+            metrics=self._state.timing([result.metrics], len(result.outputs)),
         )
 
     async def chunks(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
@@ -182,13 +196,16 @@ class ChatEncoder:
         async with aclosing(outputs):
             async for _, output in outputs:
                 progress.num_cached = output.num_cached_tokens
-                events = b"".join([self._choice_events(choice, progress) for choice in output.outputs])
-                if events:
-                    yield events
+                if output.finished:
+                    progress.timing = self._state.timing([output.metrics], self._num_choices)
+                last = None if self._usage_at_end else len(output.outputs) - 1
+                yield b"".join([self._choice_events(choice, progress, i == last) for i, choice in enumerate(output.outputs)])
         if self._usage_at_end:
-            yield event(self._chunk([], progress, with_usage=True))
+            chunk = self._chunk([], progress, with_usage=True)
+            chunk.metrics = progress.timing
+            yield event(chunk)
 
-    def _choice_events(self, choice: CompletionOutput, progress: _Progress) -> bytes:
+    def _choice_events(self, choice: CompletionOutput, progress: _Progress, is_last: bool) -> bytes:
         events = b""
         if choice.index not in progress.started:
             progress.started.add(choice.index)
@@ -202,13 +219,18 @@ class ChatEncoder:
             choice.stop_reason if choice.finish_reason is not None else UNSET,
             choice.token_ids if self._body.return_token_ids else UNSET,
         )
-        return events + event(self._chunk([chunk_choice], progress, self._usage_always))
+        chunk = self._chunk([chunk_choice], progress, self._usage_always)
+        if is_last:
+            chunk.metrics = progress.timing
+        return events + event(chunk)
 
     def _first_events(self, index: int, progress: _Progress, first_of_all: bool) -> bytes:
         """The chunk with the role, and the text to echo."""
         chunk = self._chunk([ChatChunkChoice(index, ChatDelta(self._role, ""))], progress, self._usage_always)
         if self._body.return_token_ids and first_of_all:
             chunk.prompt_token_ids = self._prompt.token_ids
+        if first_of_all:
+            chunk.prompt_text = self._prompt_text
         events = event(chunk)
         echo = self._echo_text()
         if echo:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from starlette.requests import Request
+
 from canter.core.errors import InvalidRequestError
+from canter.core.sampling_params import RepetitionDetection
 from canter.server.schemas.openai import GenerationRequest
+
+PRIORITY_HEADER = "X-Vllm-Priority"
+_PRIORITY = re.compile(r"\s*[+-]?[0-9]{1,10}\s*", re.ASCII)
 
 SAMPLING_FIELDS = (
     "n",
@@ -29,13 +36,37 @@ SAMPLING_FIELDS = (
     "logit_bias",
     "allowed_token_ids",
     "bad_words",
+    "logprob_token_ids",
+    "thinking_token_budget",
+    "stream_interval",
 )
 
 
 def sampling_of(body: GenerationRequest) -> dict[str, Any]:
     """The sampling parameters that the body gives, under `SamplingParams`' names."""
     values = {name: getattr(body, name) for name in SAMPLING_FIELDS}
+    values["extra_args"] = body.vllm_xargs
+    values["repetition_detection"] = _repetition_detection(body)
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _repetition_detection(body: GenerationRequest) -> RepetitionDetection | None:
+    given = body.repetition_detection
+    if given is None:
+        return None
+    return RepetitionDetection(
+        max_pattern_size=given.max_pattern_size or 0, min_pattern_size=given.min_pattern_size or 0, min_count=given.min_count or 0
+    )
+
+
+def priority_of(request: Request, body: GenerationRequest) -> int:
+    """The body's priority, or else the header's. Raises `InvalidRequestError` for a header that is no integer."""
+    header = request.headers.get(PRIORITY_HEADER)
+    if body.priority is not None or header is None:
+        return body.priority or 0
+    if not _PRIORITY.fullmatch(header):
+        raise InvalidRequestError(f"The header {PRIORITY_HEADER} must be an integer of 32 bits, got {header!r:.80}.", "priority")
+    return int(header)
 
 
 def check_shared(body: GenerationRequest) -> None:
@@ -44,6 +75,10 @@ def check_shared(body: GenerationRequest) -> None:
         raise InvalidRequestError("stream_options may only be given with stream: true.", "stream_options")
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequestError("prompt_logprobs are not available with stream: true.", "prompt_logprobs")
+    if body.best_of not in (None, body.n or 1):
+        raise InvalidRequestError(
+            "best_of is not supported by this server, nor by vLLM any more: ask for n choices with logprobs, and take the best.", "best_of"
+        )
     if body.response_format is not None and body.response_format.type != "text":
         raise InvalidRequestError(
             f"response_format of type {body.response_format.type!r:.80} is not supported by this server; only text is.", "response_format"

@@ -8,17 +8,24 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from canter.client.outputs import CompletionOutput, PositionLogprobs, RequestOutput
+from canter.client.outputs import CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput
 from canter.core.errors import InvalidRequestError
 from canter.server.body import read_json
 from canter.server.generation import Generation, Job, Prompt, Wishes, fold
 from canter.server.logprobs import completion_logprobs, finite_prompt_logprobs
-from canter.server.routes.common import check_shared, sampling_of, usage_wanted
-from canter.server.schemas.openai import CompletionAnswer, CompletionChoice, CompletionLogprobs, CompletionRequest, Usage
+from canter.server.routes.common import check_shared, priority_of, sampling_of, usage_wanted
+from canter.server.schemas.openai import (
+    CompletionAnswer,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    RequestTiming,
+    Usage,
+)
 from canter.server.sse import event, json_response, stream_response
 from canter.server.state import ServerState, server_state
 
@@ -34,6 +41,7 @@ async def completions(request: Request) -> Response:
     body = await read_json(request, CompletionRequest, state.server_args.max_body_bytes)
     model = state.model_name(body.model)
     shown_id, engine_id = state.new_ids(request, "cmpl", body.request_id)
+    body.priority = priority_of(request, body)
     job = await prepare_completions(generation, body, engine_id)
     encoder = CompletionEncoder(state, generation, body, job, shown_id, model)
     outputs = generation.stream(job)
@@ -51,6 +59,8 @@ async def prepare_completions(generation: Generation, body: CompletionRequest, e
         sampling["logprobs"] = body.logprobs
         if body.echo and body.prompt_logprobs is None:
             sampling["prompt_logprobs"] = body.logprobs
+    elif body.logprob_token_ids:
+        raise InvalidRequestError("logprob_token_ids needs logprobs: 0.", "logprob_token_ids")
     if only_echo(body):
         sampling["max_tokens"] = 1  # the engine runs the prompt; the token it adds is not shown
     elif sampling.get("max_tokens", 1) < 1:
@@ -62,8 +72,11 @@ async def prepare_completions(generation: Generation, body: CompletionRequest, e
         stream=body.stream,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
-        priority=body.priority,
+        truncation_side=body.truncation_side or "left",
+        priority=body.priority or 0,
         cache_salt=body.cache_salt,
+        use_beam_search=body.use_beam_search,
+        length_penalty=body.length_penalty,
     )
     return generation.prepare(engine_id, prompts, wishes)
 
@@ -101,11 +114,12 @@ async def _prompts(generation: Generation, body: CompletionRequest) -> list[Prom
 
 @dataclass(eq=False)
 class _Progress:
-    """What a stream has sent so far: tokens, hits by prompt, and the text offset after each choice."""
+    """What a stream has sent so far: tokens, hits by prompt, the text offset after each choice, and the times of finished prompts."""
 
     num_tokens: int = 0
     cached: dict[int, int] = field(default_factory=dict)
     offsets: dict[int, int] = field(default_factory=dict)
+    metrics: list[RequestMetrics | None] = field(default_factory=list)
 
     @property
     def num_cached(self) -> int:
@@ -117,6 +131,7 @@ class CompletionEncoder:
 
     def __init__(self, state: ServerState, generation: Generation, body: CompletionRequest, job: Job, shown_id: str, model: str) -> None:
         self._state = state
+        self._generation = generation
         self._tokenizer = generation.text.tokenizer
         self._body = body
         self._job = job
@@ -124,7 +139,8 @@ class CompletionEncoder:
         self._model = model
         self._created = int(time.time())
         self._only_echo = only_echo(body)
-        self._echo_texts: dict[int, str] = {}
+        self._named = body.logprob_token_ids or ()
+        self._prompt_texts: dict[int, str] = {}
         self._usage_at_end, self._usage_always = usage_wanted(body, state.server_args.enable_force_include_usage)
 
     async def answer(self, outputs: Outputs) -> CompletionAnswer:
@@ -140,7 +156,9 @@ class CompletionEncoder:
                 choices[-1].prompt_logprobs = (
                     finite_prompt_logprobs(result.prompt_logprobs) if self._body.prompt_logprobs is not None else None
                 )
-        return CompletionAnswer(self._id, self._created, self._model, choices, usage=self._usage(progress), system_fingerprint=None)
+        answer = CompletionAnswer(self._id, self._created, self._model, choices, usage=self._usage(progress), system_fingerprint=None)
+        answer.metrics = self._timing([result.metrics for result in results])
+        return answer
 
     async def chunks(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
         """Server-sent events, one for each choice of each output."""
@@ -148,10 +166,16 @@ class CompletionEncoder:
         async with aclosing(outputs):
             async for number, output in outputs:
                 progress.cached[number] = output.num_cached_tokens
-                parts = [event(self._chunk(number, choice, output, progress)) for choice in output.outputs]
-                yield b"".join(parts)
+                parts = [self._chunk(number, choice, output, progress) for choice in output.outputs]
+                if output.finished:
+                    progress.metrics.append(output.metrics)
+                    if len(progress.metrics) == len(self._job.prompts) and not self._usage_at_end:
+                        parts[-1].metrics = self._timing(progress.metrics)
+                yield b"".join(map(event, parts))
         if self._usage_at_end:
-            yield event(CompletionAnswer(self._id, self._created, self._model, [], usage=self._usage(progress)))
+            answer = CompletionAnswer(self._id, self._created, self._model, [], usage=self._usage(progress))
+            answer.metrics = self._timing(progress.metrics)
+            yield event(answer)
 
     def _chunk(self, number: int, choice: CompletionOutput, output: RequestOutput, progress: _Progress) -> CompletionAnswer:
         encoded = self._choice(number, choice, output.prompt_logprobs, progress)
@@ -169,7 +193,7 @@ class CompletionEncoder:
             choice = CompletionOutput(choice.index, "", [], None, None if choice.logprobs is None else [], choice.finish_reason)
             choice.finish_reason = choice.finish_reason and "length"
         progress.num_tokens += len(choice.token_ids)
-        echo = self._echo_text(number) if is_first and self._body.echo else ""
+        echo = self._prompt_text(number) if is_first and self._body.echo else ""
         encoded = CompletionChoice(
             index,
             echo + choice.text,
@@ -180,6 +204,8 @@ class CompletionEncoder:
         if self._body.return_token_ids:
             encoded.token_ids = choice.token_ids
             encoded.prompt_token_ids = self._job.prompts[number].token_ids if is_first else UNSET
+        if self._body.return_prompt_text and is_first:
+            encoded.prompt_text = self._prompt_text(number)
         return encoded
 
     def _logprobs(
@@ -203,19 +229,19 @@ class CompletionEncoder:
         texts = ["" if position is not None else self._token_text(t) for t, position in zip(token_ids, positions, strict=True)]
         offset = progress.offsets[index]
         as_ids = self._body.return_tokens_as_token_ids
-        result, progress.offsets[index] = completion_logprobs(token_ids, positions, self._body.logprobs, as_ids, offset, texts)
+        result, progress.offsets[index] = completion_logprobs(token_ids, positions, self._body.logprobs, as_ids, offset, texts, self._named)
         return result
 
     def _token_text(self, token_id: int) -> str:
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
-    def _echo_text(self, number: int) -> str:
-        prompt = self._job.prompts[number]
-        if prompt.text is not None:
-            return prompt.text
-        if number not in self._echo_texts:
-            self._echo_texts[number] = self._tokenizer.decode(prompt.token_ids, skip_special_tokens=False)
-        return self._echo_texts[number]
+    def _prompt_text(self, number: int) -> str:
+        if number not in self._prompt_texts:
+            self._prompt_texts[number] = self._generation.prompt_text(self._job.prompts[number])
+        return self._prompt_texts[number]
+
+    def _timing(self, metrics: list[RequestMetrics | None]) -> RequestTiming | UnsetType:
+        return self._state.timing(metrics, sum(params.n for params in self._job.params))
 
     def _usage(self, progress: _Progress) -> Usage:
         return self._state.usage(self._job.num_prompt_tokens, progress.num_tokens, progress.num_cached)

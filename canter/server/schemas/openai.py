@@ -19,18 +19,9 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
-    "use_beam_search": (False,),
-    "length_penalty": (1.0, 1),
-    "best_of": (),
-    "truncation_side": ("left",),
-    "logprob_token_ids": (),
-    "thinking_token_budget": (),
     "watermarking": (False,),
-    "repetition_detection": (),
     "kv_transfer_params": (),
     "ec_transfer_params": (),
-    "vllm_xargs": (),
-    "stream_interval": (1,),
     "mm_processor_kwargs": (),
     "media_io_kwargs": (),
 }
@@ -46,6 +37,14 @@ class ResponseFormat(Struct, kw_only=True):
     """Only plain text for now; the routes refuse other types."""
 
     type: str
+
+
+class RepetitionDetection(Struct, kw_only=True):
+    """See `core.sampling_params.RepetitionDetection`."""
+
+    max_pattern_size: int | None = None
+    min_pattern_size: int | None = None
+    min_count: int | None = None
 
 
 class GenerationRequest(Struct, kw_only=True):
@@ -81,10 +80,20 @@ class GenerationRequest(Struct, kw_only=True):
     add_special_tokens: bool | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
-    priority: int = 0
+    priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
     user: str | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    best_of: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    logprob_token_ids: list[int] | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: RepetitionDetection | None = None
+    stream_interval: int | None = None
+    vllm_xargs: dict[str, Any] | None = None
+    return_prompt_text: bool = False
 
 
 class ContentPart(Struct, kw_only=True):
@@ -128,7 +137,6 @@ class ChatRequest(GenerationRequest, kw_only=True):
         "modalities": (["text"],),
         "prediction": (),
         "web_search_options": (),
-        "return_prompt_text": (False,),
     }
 
     messages: list[ChatMessage]
@@ -183,6 +191,16 @@ class DetokenizeRequest(Struct, kw_only=True):
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
+class RequestTiming(Struct):
+    """`metrics` of an answer: what took how long. None where it can't be told."""
+
+    time_to_first_token_ms: float | None = None
+    generation_time_ms: float | None = None
+    queue_time_ms: float | None = None
+    mean_itl_ms: float | None = None
+    tokens_per_second: float | None = None
+
+
 class PromptTokensDetails(Struct):
     cached_tokens: int
 
@@ -233,6 +251,8 @@ class ChatChunk(Struct):
     object: str = "chat.completion.chunk"
     usage: Usage | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
+    metrics: RequestTiming | UnsetType = UNSET
 
 
 class AnswerMessage(Struct):
@@ -267,6 +287,8 @@ class ChatAnswer(Struct):
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     prompt_token_ids: list[int] | UnsetType = UNSET
     kv_transfer_params: None = None
+    prompt_text: str | UnsetType = UNSET
+    metrics: RequestTiming | UnsetType = UNSET
 
 
 class CompletionLogprobs(Struct):
@@ -289,6 +311,7 @@ class CompletionChoice(Struct):
     prompt_logprobs: list[PositionLogprobs | None] | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
 
 
 class CompletionAnswer(Struct):
@@ -301,6 +324,7 @@ class CompletionAnswer(Struct):
     object: str = "text_completion"
     usage: Usage | UnsetType = UNSET
     system_fingerprint: str | UnsetType | None = UNSET
+    metrics: RequestTiming | UnsetType = UNSET
 
 
 class ModelCard(Struct):

@@ -1,0 +1,62 @@
+"""Where thoughts begin and end: the markers of a reasoning model, as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from canter.core.errors import ConfigError
+from canter.core.sampling_params import MAX_MARKER_TOKENS
+from canter.text.tokenizer import Tokenizer
+
+START_KEY, END_KEY = "reasoning_start_str", "reasoning_end_str"
+KNOWN_MARKERS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<mm:think>", "</mm:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+"""Pairs that published models have as tokens of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingMarkers:
+    """Token ids of what opens a thought and of what closes it."""
+
+    start: list[int]
+    end: list[int]
+
+
+def find_markers(tokenizer: Tokenizer, config: Mapping[str, Any]) -> ThinkingMarkers | None:
+    """The markers that `reasoning_config` names, or those that the tokenizer is known to have; None where there are none.
+
+    Raises `ConfigError` for a configuration that names no two different markers which the model can write.
+    """
+    if not config:
+        return _known(tokenizer)
+    unknown = sorted(set(config) - {START_KEY, END_KEY})
+    if unknown:
+        raise ConfigError(f"reasoning_config has no {unknown[0]!r}. It has: {START_KEY}, {END_KEY}.")
+    markers = ThinkingMarkers(*(_encoded(tokenizer, key, config.get(key)) for key in (START_KEY, END_KEY)))
+    if markers.start == markers.end:
+        raise ConfigError(f"reasoning_config: {START_KEY} and {END_KEY} must differ, both are {config[START_KEY]!r}.")
+    return markers
+
+
+def _known(tokenizer: Tokenizer) -> ThinkingMarkers | None:
+    for pair in KNOWN_MARKERS:
+        start, end = (tokenizer.token_to_id(text) for text in pair)
+        if start is not None and end is not None and {start, end} <= tokenizer.added_token_ids:
+            return ThinkingMarkers([start], [end])
+    return None
+
+
+def _encoded(tokenizer: Tokenizer, key: str, text: object) -> list[int]:
+    if not isinstance(text, str) or not text:
+        raise ConfigError(f"reasoning_config needs {key}, a text such as '</think>', got {text!r}.")
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    if not ids or len(ids) > MAX_MARKER_TOKENS or tokenizer.unk_token_id in ids:
+        raise ConfigError(f"reasoning_config: {key} must be 1 to {MAX_MARKER_TOKENS} tokens of the model, which {text!r:.80} is not.")
+    return ids

@@ -1,0 +1,67 @@
+"""Which markers a model's thoughts have."""
+
+from __future__ import annotations
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models, pre_tokenizers
+
+from canter.checkpoint.resolve import resolve
+from canter.core.errors import ConfigError, InvalidRequestError
+from canter.core.sampling_params import SamplingParams
+from canter.text.prepare import finish_params
+from canter.text.thinking import ThinkingMarkers, find_markers
+from canter.text.tokenizer import Tokenizer, load_tokenizer
+from tests.fakes import fake_tokenizer, model_folder
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("thinker")
+    backend = Backend(models.WordLevel({"<unk>": 0, "time": 1, "up": 2}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_tokens(["<think>", "</think>"])
+    backend.save(str(folder / "tokenizer.json"))
+    for file in ("config.json", "model.safetensors"):
+        (folder / file).write_bytes((model_folder() / file).read_bytes())
+    (folder / "tokenizer_config.json").write_text('{"unk_token": "<unk>"}')
+    return load_tokenizer(resolve(str(folder)))
+
+
+def test_known_markers_are_found(thinker: Tokenizer) -> None:
+    assert find_markers(thinker, {}) == ThinkingMarkers([3], [4])
+    assert find_markers(fake_tokenizer(), {}) is None
+
+
+def test_named_markers(thinker: Tokenizer) -> None:
+    config = {"reasoning_start_str": "<think>", "reasoning_end_str": "time up </think>"}
+    assert find_markers(thinker, config) == ThinkingMarkers([3], [1, 2, 4])
+    assert find_markers(fake_tokenizer(), {"reasoning_start_str": "<a>", "reasoning_end_str": "x<b>"}) == ThinkingMarkers([258], [120, 259])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"reasoning_start_str": "<think>"},
+        {"reasoning_start_str": "<think>", "reasoning_end_str": ""},
+        {"reasoning_start_str": 5, "reasoning_end_str": "</think>"},
+        {"reasoning_start_str": "<think>", "reasoning_end_str": "<think>"},
+        {"reasoning_start_str": "<think>", "reasoning_end_str": "nothing-like-it"},
+        {"reasoning_start_str": "<think>", "reasoning_end_str": "up " * 33},
+        {"reasoning_start_str": "<think>", "reasoning_end_str": "</think>", "reasoning_parser": "qwen3"},
+    ],
+    ids=str,
+)
+def test_configurations_that_name_no_markers(thinker: Tokenizer, config: dict) -> None:
+    with pytest.raises(ConfigError, match="reasoning_config"):
+        find_markers(thinker, config)
+
+
+def test_parameters_get_the_ids_only_with_a_budget(thinker: Tokenizer) -> None:
+    markers = ThinkingMarkers([3], [4])
+    done = finish_params(SamplingParams(thinking_token_budget=5), thinker, {}, 5, markers)
+    assert (done.thinking_start_ids, done.thinking_end_ids) == ([3], [4])
+    assert finish_params(SamplingParams(), thinker, {}, 5, markers).thinking_end_ids == []
+    for vocab_size, found in ((5, None), (4, markers)):
+        with pytest.raises(InvalidRequestError, match="thinking_token_budget"):
+            finish_params(SamplingParams(thinking_token_budget=5), thinker, {}, vocab_size, found)
