@@ -52,6 +52,7 @@ from canter.server.serve import run_server
 TEXT = Path(__file__).resolve().parent.parent / "canter" / "cli" / "bench" / "perplexity.txt"
 MODEL = "m"
 START_SECONDS = 60.0
+STOP_SECONDS = 20.0
 PIECE_MS = 5.0
 """So slow that each token goes out by itself: the pieces of the bare application are of one token."""
 HEAD = [(b"content-type", b"text/event-stream; charset=utf-8")]
@@ -210,7 +211,11 @@ def server_process(*words: str) -> Iterator[tuple[str, int]]:
             yield url, process.pid
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait(20)
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _answers(url: str) -> bool:

@@ -410,6 +410,7 @@ def test_progress_on_a_terminal_is_a_bar() -> None:
     ],
 )
 def test_mistakes_are_told_before_anything_loads(words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_batch, "served_app", None)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.jsonl").write_text(chat("a"))
     (tmp_path / "bad.gz").write_bytes(b"no gzip")

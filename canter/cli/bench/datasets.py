@@ -114,7 +114,7 @@ def sharegpt_asks(namespace: Namespace) -> list[Ask]:
     count, asks = token_counter(namespace.tokenizer), []
     for conversation in conversations:
         turns = conversation.get("conversations") if isinstance(conversation, dict) else None
-        texts = [turn.get("value") for turn in turns[:2] if isinstance(turn, dict)] if isinstance(turns, list) else []
+        texts: list[Any] = [turn.get("value") for turn in turns[:2] if isinstance(turn, dict)] if isinstance(turns, list) else []
         if len(texts) < 2 or not all(isinstance(text, str) and text for text in texts):
             continue
         prompt_len, answer_len = count(texts[0]), namespace.sharegpt_output_len or count(texts[1])
