@@ -12,6 +12,7 @@ NATIVE_SOURCES := $(wildcard CMakeLists.txt) $(shell find csrc -type f 2>/dev/nu
 TORCH_INDEX ?=
 INSTALL := $(PIP) install -c $(CONSTRAINTS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 PYTEST_ARGS ?=
+SCREENSHOTS ?=
 BENCH_ARGS ?=
 # Compiler processes of the native tests.
 JOBS ?= 2
@@ -22,7 +23,7 @@ ARM_SYNTAX := $(ARM_CXX) -std=c++20 -ffp-contract=off -fsyntax-only -Wall -Wextr
 NATIVE_TESTS := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCANTER_TESTS=ON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo check check-arm test test-real test-native test-native-arm bench docs clean
+.PHONY: help setup dev demo check check-arm test test-real test-page test-native test-native-arm bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -86,6 +87,10 @@ test: dev ## the whole suite but the slow tests
 
 test-real: dev ## tests on real weights: the bundled model, and those in the directory CANTER_TEST_WEIGHTS
 	$(BIN)/python -m pytest -m "real or slow" $(PYTEST_ARGS)
+
+# Of the system: chromium, fonts-dejavu-core. SCREENSHOTS=docs/images takes the pictures of the documentation anew.
+test-page: dev ## the built-in page in a headless Chromium
+	CANTER_SCREENSHOTS=$(SCREENSHOTS) $(BIN)/python -m pytest -m browser tests/page $(PYTEST_ARGS)
 
 # AVX-512 kernels run in emulation, so that this needs no more than AVX2. Of the system: libsimde-dev.
 test-native: $(STAMPS)/package ## the native core's tests in C++, plain and under sanitizers, AVX-512 emulated

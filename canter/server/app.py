@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -16,7 +18,7 @@ from canter.server.auth import AuthMiddleware
 from canter.server.errors import ErrorMiddleware, on_http_exception
 from canter.server.metrics import HttpMetricsMiddleware, Metrics
 from canter.server.model_text import ModelText
-from canter.server.routes import chat, completions, health, models, tokens
+from canter.server.routes import chat, completions, health, models, page, tokens
 from canter.server.state import ServerState, made_request_id
 
 ROUTES = (
@@ -48,16 +50,17 @@ def build_app(
     engine_args, server_args = engine_args or EngineArgs(), server_args or ServerArgs()
     names = server_args.served_model_name or [engine_args.model]
     state = ServerState(client, engine_args, server_args, metrics or Metrics(names[0]), text)
-    app = Starlette(routes=ROUTES, middleware=_middleware(state), exception_handlers={HTTPException: on_http_exception})
+    routes = [*ROUTES, *page.routes(server_args)]
+    app = Starlette(routes=routes, middleware=_middleware(state, routes), exception_handlers={HTTPException: on_http_exception})
     app.router.redirect_slashes = False
     app.state.server = state
     return app
 
 
-def _middleware(state: ServerState) -> list[Middleware]:
+def _middleware(state: ServerState, routes: Sequence[Route]) -> list[Middleware]:
     """Outermost first. Errors become answers inside the layers that add headers and count."""
     args = state.server_args
-    handlers: dict[object, str] = {route.endpoint: route.path for route in reversed(ROUTES)}
+    handlers: dict[object, str] = {route.endpoint: route.path for route in reversed(routes)}
     layers = [Middleware(HttpMetricsMiddleware, metrics=state.metrics.http, handlers=handlers)]
     if args.enable_request_id_headers:
         layers.append(Middleware(RequestIdMiddleware))
@@ -72,7 +75,7 @@ def _middleware(state: ServerState) -> list[Middleware]:
             )
         )
     if args.api_keys:
-        layers.append(Middleware(AuthMiddleware, api_keys=args.api_keys))
+        layers.append(Middleware(AuthMiddleware, api_keys=args.api_keys, more_open_paths=page.OPEN_PATHS))
     layers.append(Middleware(ErrorMiddleware))
     return layers
 

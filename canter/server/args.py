@@ -48,6 +48,7 @@ class ServerArgs:
     enable_prompt_tokens_details: bool = _server_arg(False, "Report cached prompt tokens in usage.prompt_tokens_details.")
     enable_per_request_metrics: bool = _server_arg(False, "Tell in each answer, in metrics, how long its parts took.")
     enable_force_include_usage: bool = _server_arg(False, "Send usage in every stream, asked for or not.")
+    disable_page: bool = _server_arg(False, "Don't serve the built-in web page at /.")
     uvicorn_log_level: str = _server_arg("info", "Least severe lines that the HTTP library logs.", LOG_LEVELS)
     disable_uvicorn_access_log: bool = _server_arg(
         False, "Don't log a line for each HTTP request. (Health checks and metrics are never logged.)"
