@@ -110,13 +110,19 @@ class Scheduler:
     # events
 
     def add(self, message: AddRequest, now: float) -> None:
-        """Queue a request. Raises `InvalidRequestError` for one that can never be served, `QueueFullError` when too many wait."""
+        """Queue a request. Raises `InvalidRequestError` for one that can never be served, `QueueFullError` when too many wait.
+
+        One that goes on from an engine before this one was in a queue already: the bound is not for it.
+        """
         self._verify_request(message)
-        if self.max_num_queued_reqs is not None and len(self._waiting) >= self.max_num_queued_reqs:
+        is_new = message.output_token_ids is None
+        if is_new and self.max_num_queued_reqs is not None and len(self._waiting) >= self.max_num_queued_reqs:
             raise QueueFullError(f"{len(self._waiting)} requests wait already, the most that this engine queues. Retry later.")
         request = Request(message, now, self._num_arrivals, self.max_model_len, self.cache.new_cache())
         if request.max_total_tokens > self.max_request_tokens:
             raise self._too_long(request)
+        if request.num_tokens >= request.max_total_tokens:
+            raise InvalidRequestError(f"The {request.num_output_tokens} tokens of output so far leave none to generate.", "max_tokens")
         request.publish_at = self._hasher.block_size if self.enable_prefix_caching else NEVER
         self._num_arrivals += 1
         self._requests[request.request_id] = request
@@ -221,6 +227,10 @@ class Scheduler:
             return True
         head = self._waiting.peek()
         return head is not None and len(self._running) < self.max_num_seqs and head.num_output_placeholders == 0
+
+    def running_ids(self) -> list[str]:
+        """The requests that have a row in the runner."""
+        return [request.request_id for request in self._running]
 
     @property
     def num_in_flight(self) -> int:
@@ -426,7 +436,7 @@ class Scheduler:
             self._refused = (request, self.cache.num_free_blocks())
             return None
         request.num_computed_tokens = num_cached
-        if request.num_preemptions == 0:
+        if request.num_preemptions == 0 and request.num_output_tokens == 0:
             request.num_cached_tokens = num_cached
             if hit:
                 self._counters.prefix_queries += request.num_tokens
