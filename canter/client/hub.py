@@ -209,8 +209,11 @@ class RequestHub:
         logger.warning(
             "the engine died with %d requests: %s%s", len(names), ", ".join(names[:SHOWN_IDS]), " ..." * (len(names) > SHOWN_IDS)
         )
+        for live in self._groups.values():
+            if live.in_engine and live.is_cleared:
+                live.deaths = 0
         for live in there:
-            live.deaths = 1 if live.is_cleared else live.deaths + 1
+            live.deaths += 1
             if live.deaths > 1 and self._is_fair and (was_alone or live.cleared is not None):
                 logger.error("request %r ends: the engine has died of it %d times", live.group.request_id, live.deaths)
                 live.mailbox.fail(EngineError("The engine died each time it worked on this request, the last time on nothing else."))
