@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import cast
@@ -26,6 +27,7 @@ logger = get_logger(__name__)
 ENGINE_COMMAND = (sys.executable, "-m", "canter.engine.process")
 MAX_IPC_PATH_BYTES = 100
 LAST_MESSAGES_SECONDS = 0.05
+TURN_SECONDS = 0.005
 _READABLE = int(zmq.POLLIN)  # zmq's own flags are of an enum, slow to combine
 
 
@@ -141,7 +143,9 @@ class EngineChild:
         self.hide()
 
     def _receive(self) -> None:
-        """Read all that there is: the descriptor becomes readable again only with what comes later."""
+        """Read all that there is: the descriptor becomes readable again only with what comes later. A flood is read in turns with
+        other work."""
+        turn_ends = time.monotonic() + TURN_SECONDS
         while self._socket is not None and cast(int, self._socket.get(zmq.EVENTS)) & _READABLE:
             self._identity = self._socket.recv()
             data = self._socket.recv()  # the parts of a message come together
@@ -149,6 +153,9 @@ class EngineChild:
                 self._on_message(messages.decode_engine(data))
             except Exception:
                 logger.exception("a message from the engine could not be handled")
+            if time.monotonic() > turn_ends:
+                asyncio.get_running_loop().call_soon(self._receive)
+                return
 
 
 def _private_directory() -> str:
