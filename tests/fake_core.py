@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -75,9 +76,10 @@ class FakeCore:
             raise self.refuse
         self.requests[request.request_id] = request
         self.seen.append(request)
-        self._tokens[request.request_id] = iter(self._answer(request))
+        told = len(request.output_token_ids or ())
+        self._tokens[request.request_id] = itertools.islice(self._answer(request), told, None)
         self._times[request.request_id] = RequestTimes(queued=time.time())
-        self._counts[request.request_id] = 0
+        self._counts[request.request_id] = told
 
     def abort(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
@@ -112,7 +114,7 @@ class FakeCore:
     def _advance(self, request: AddRequest) -> RequestDelta:
         delta = RequestDelta(request.request_id, [], num_cached_tokens=len(request.prompt_token_ids) // 16 * 16)
         params, now, times = request.sampling, time.time(), self._times[request.request_id]
-        if times.first_token == 0 and params.prompt_logprobs is not None:
+        if self._counts[request.request_id] == 0 and params.prompt_logprobs is not None:
             delta.prompt_logprobs = [fake_logprobs(t, params.prompt_logprobs) for t in request.prompt_token_ids[1:]]
         for _ in range(self._per_step):
             token = next(self._tokens[request.request_id], EOS_ID)

@@ -85,6 +85,7 @@ class FakeEngineClient:
         self.info: EngineInfo | None = INFO
         self.phases = {"weights": 1.5}
         self.paused = False
+        self.is_restarting = False
         self.health: Exception | None = None
         self.hub = RequestHub(self._send, fake_tokenizer(), observer)
         self._scheduled = False

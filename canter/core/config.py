@@ -129,6 +129,12 @@ class EngineArgs:
     long_prefill_token_threshold: int = arg(
         0, "Most prompt tokens that one request gets in a step; 0 for no limit of its own.", group="scheduler"
     )
+    max_prefill_slowdown: float = arg(
+        0.0,
+        "While some generate, compute so few prompt tokens a step that it takes at most so many times as long as one without any. Long "
+        "prompts then wait for those who stream, and take longer. 0 for no such limit.",
+        group="scheduler",
+    )
     enable_chunked_prefill: bool = arg(
         True, "Split prompts that exceed a step's tokens. Without it such prompts are refused.", group="scheduler"
     )
@@ -165,6 +171,9 @@ class EngineArgs:
                 raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}.")
         if not isinstance(self.long_prefill_token_threshold, int) or self.long_prefill_token_threshold < 0:
             raise ConfigError(f"long_prefill_token_threshold must be an integer of at least 0, got {self.long_prefill_token_threshold!r}.")
+        slowdown = self.max_prefill_slowdown
+        if isinstance(slowdown, bool) or not isinstance(slowdown, int | float) or not (slowdown == 0 or 1 < slowdown < math.inf):
+            raise ConfigError(f"max_prefill_slowdown must be 0 or a number above 1, got {slowdown!r}.")
         if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization!r}.")
         names = self.logits_processors
@@ -214,6 +223,7 @@ class EngineConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     long_prefill_token_threshold: int
+    max_prefill_slowdown: float
     enable_chunked_prefill: bool
     enable_prefix_caching: bool
     scheduling_policy: str
@@ -260,6 +270,7 @@ def resolve(args: EngineArgs, model: ModelFacts, device: DeviceFacts) -> tuple[E
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=budget,
         long_prefill_token_threshold=args.long_prefill_token_threshold,
+        max_prefill_slowdown=args.max_prefill_slowdown,
         enable_chunked_prefill=args.enable_chunked_prefill,
         enable_prefix_caching=args.enable_prefix_caching,
         scheduling_policy=args.scheduling_policy,

@@ -46,6 +46,10 @@ class EngineNotReadyError(EngineError):
     """The engine is still loading."""
 
 
+class EngineRestartingError(EngineNotReadyError):
+    """The engine has died and is being started again."""
+
+
 class EngineDeadError(EngineError):
     """The engine process is gone or was never able to start."""
 

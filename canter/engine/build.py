@@ -85,6 +85,7 @@ def build_engine(args: EngineArgs, on_phase: OnPhase | None = None, device: Devi
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
+        max_prefill_slowdown=config.max_prefill_slowdown,
         enable_chunked_prefill=config.enable_chunked_prefill,
         enable_prefix_caching=config.enable_prefix_caching,
         policy=config.scheduling_policy,

@@ -63,6 +63,8 @@ class EngineCore:
         self._in_flight: deque[tuple[SchedulePlan, PendingOutput]] = deque()
         self._deltas: list[RequestDelta] = []
         self._is_shut_down = False
+        self.on_new_rows: Callable[[list[str]], None] | None = None
+        """Told the ids of all requests that run, before the first step that some of them run in."""
         self._utilities: dict[str, Callable[..., Any]] = {"reset_prefix_cache": scheduler.reset_prefix_cache}
 
     def add_request(self, request: AddRequest) -> None:
@@ -73,9 +75,9 @@ class EngineCore:
         if not request.prompt_token_ids:
             raise InvalidRequestError("The prompt is empty: at least one token is needed.", "prompt")
         vocab_size = self.info.vocab_size
-        if max(request.prompt_token_ids) >= vocab_size or min(request.prompt_token_ids) < 0:
-            wrong = next(t for t in request.prompt_token_ids if not 0 <= t < vocab_size)
-            raise InvalidRequestError(f"The prompt must hold token ids in [0, {vocab_size}), got {wrong}.", "prompt")
+        _check_ids(request.prompt_token_ids, vocab_size, "The prompt")
+        if request.output_token_ids:
+            _check_ids(request.output_token_ids, vocab_size, "The output so far")
         request.sampling.verify_vocabulary(vocab_size, -1)
         if self._check_params is not None:
             self._check_params(request.sampling)
@@ -91,6 +93,8 @@ class EngineCore:
             plan = self._scheduler.schedule(self._clock())
             if not plan.has_work:
                 break
+            if plan.new_rows and self.on_new_rows is not None:
+                self.on_new_rows(self._scheduler.running_ids())
             self._in_flight.append((plan, self._runner.sample(self._runner.execute(plan))))
         self._finish_oldest()
         deltas, self._deltas = self._deltas, []
@@ -138,3 +142,9 @@ class EngineCore:
             reason = str(error) if isinstance(error, EngineError) else f"The engine failed in a step ({type(error).__name__})."
             return self._scheduler.fail(plan, reason, self._clock())
         return self._scheduler.update(plan, output, self._clock())
+
+
+def _check_ids(token_ids: list[int], vocab_size: int, what: str) -> None:
+    if max(token_ids) >= vocab_size or min(token_ids) < 0:
+        wrong = next(t for t in token_ids if not 0 <= t < vocab_size)
+        raise InvalidRequestError(f"{what} must hold token ids in [0, {vocab_size}), got {wrong}.", "prompt")

@@ -44,6 +44,15 @@ class ServerArgs:
     shutdown_timeout: float = _server_arg(
         0.0, "Seconds that requests under way may go on after SIGTERM or SIGINT; then they end with an error. 0 ends them at once."
     )
+    on_engine_death: str = _server_arg(
+        "resume",
+        "When the engine process dies: resume starts it again and requests go on where they stopped; fail ends them and the server.",
+        ("resume", "fail"),
+    )
+    max_engine_restarts: int = _server_arg(5, "Most restarts of the engine within ten minutes; after that the server ends.")
+    engine_stall_timeout: float = _server_arg(
+        300.0, "Seconds without a step, while requests run, after which /health is 503. A step may take long: it computes whole chunks."
+    )
     enable_request_id_headers: bool = _server_arg(False, "Send X-Request-Id in every answer: the request's own, or a new one.")
     enable_prompt_tokens_details: bool = _server_arg(False, "Report cached prompt tokens in usage.prompt_tokens_details.")
     enable_per_request_metrics: bool = _server_arg(False, "Tell in each answer, in metrics, how long its parts took.")
@@ -70,6 +79,10 @@ class ServerArgs:
             raise ConfigError(f"max_body_bytes must be an integer of at least 1, got {self.max_body_bytes!r}.")
         if isinstance(self.shutdown_timeout, bool) or not 0 <= self.shutdown_timeout < float("inf"):
             raise ConfigError(f"shutdown_timeout must be a number of seconds of at least 0, got {self.shutdown_timeout!r}.")
+        if not _is_integer(self.max_engine_restarts) or self.max_engine_restarts < 1:
+            raise ConfigError(f"max_engine_restarts must be an integer of at least 1, got {self.max_engine_restarts!r}.")
+        if isinstance(self.engine_stall_timeout, bool) or not 0 < self.engine_stall_timeout < float("inf"):
+            raise ConfigError(f"engine_stall_timeout must be a number of seconds above 0, got {self.engine_stall_timeout!r}.")
         for name in ("api_key", "served_model_name"):
             if any(not isinstance(value, str) or not value for value in getattr(self, name)):
                 raise ConfigError(f"{name} must hold non-empty strings.")

@@ -95,19 +95,24 @@ class Generation:
 
     async def encode(self, text: str, add_special_tokens: bool, must_fit: bool = False) -> Prompt:
         """Tokenise a text; a long one in a thread, so that other requests go on. `must_fit`: refuse what is too long for the context."""
+        [prompt] = await self.encode_all([text], add_special_tokens, must_fit)
+        return prompt
+
+    async def encode_all(self, texts: list[str], add_special_tokens: bool, must_fit: bool = False) -> list[Prompt]:
+        """Tokenise several texts as `encode` does one."""
         tokenizer = self.text.tokenizer
-        if len(text) <= INLINE_CHARS:
-            return Prompt(text, tokenizer.encode(text, add_special_tokens))
-        limit = self.info.max_model_len * MAX_TOKEN_CHARS
-        if must_fit and len(text) > limit and tokenizer.token_bytes is not None:
+        if sum(map(len, texts)) <= INLINE_CHARS:
+            return [Prompt(text, tokenizer.encode(text, add_special_tokens)) for text in texts]
+        limit, longest = self.info.max_model_len * MAX_TOKEN_CHARS, max(map(len, texts))
+        if must_fit and longest > limit and tokenizer.token_bytes is not None:
             raise InvalidRequestError(
-                f"The prompt has {len(text)} characters, more than the model's context of {self.info.max_model_len} tokens can hold. "
+                f"The prompt has {longest} characters, more than the model's context of {self.info.max_model_len} tokens can hold. "
                 "Shorten it, or set truncate_prompt_tokens.",
                 "prompt",
             )
-        # As a batch of one: the library keeps the interpreter to itself while it encodes a single text.
-        [token_ids] = await asyncio.to_thread(tokenizer.encode_batch, [text], add_special_tokens)
-        return Prompt(text, token_ids)
+        # As a batch, also of one: the library keeps the interpreter to itself while it encodes a single text.
+        encoded = await asyncio.to_thread(tokenizer.encode_batch, texts, add_special_tokens)
+        return [Prompt(text, token_ids) for text, token_ids in zip(texts, encoded, strict=True)]
 
     def check_length(self, length: int) -> None:
         """Raises `InvalidRequestError` for a prompt of so many tokens that no room is left for an answer."""

@@ -33,6 +33,7 @@ FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
 )  # fmt: skip
 TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 STEP_BUCKETS = (1, *(2**i for i in range(3, 15)))
 CHOICE_BUCKETS = (1, 2, 5, 10, 20)
 PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
@@ -56,6 +57,8 @@ class Metrics:
         self._model_name = model_name
         self.step_tokens = Tally(STEP_BUCKETS)
         self.inter_token = Tally(TOKEN_BUCKETS)
+        self.loop_lag = LoopLag()
+        self.num_engine_restarts = 0
         self._requests: RequestMetricSet | None = None
         self._stats = EngineStats()
         self._info: EngineInfo | None = None
@@ -90,6 +93,9 @@ class Metrics:
         self._stats = stats
         if stats.step_num_tokens:
             self.step_tokens.observe(stats.step_num_tokens)
+
+    def on_engine_restart(self) -> None:
+        self.num_engine_restarts += 1
 
     def on_tokens(self, state: RequestState, num_tokens: int, seconds: float | None, is_first: bool) -> None:
         self.totals.generation_tokens += num_tokens
@@ -135,6 +141,18 @@ class Tally:
         family = HistogramMetricFamily(name, doc, labels=LABELS)
         family.add_metric(labels, list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
         return family
+
+
+class LoopLag:
+    """How late the event loop came to what was due: nothing else can run while it is held up."""
+
+    def __init__(self) -> None:
+        self.tally = Tally(LAG_BUCKETS)
+        self.longest = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.tally.observe(seconds)
+        self.longest = max(self.longest, seconds)
 
 
 class RequestMetricSet:
@@ -229,6 +247,9 @@ class _LiveCollector(Collector):
         metrics = self._metrics
         yield self._counter("vllm:generation_tokens", "Tokens generated.", metrics.totals.generation_tokens)
         yield metrics.step_tokens.family("vllm:iteration_tokens_total", "Tokens of a step.", metrics.labels)
+        yield self._counter("canter:engine_restarts", "Restarts of the engine after it had died.", metrics.num_engine_restarts)
+        yield metrics.loop_lag.tally.family("canter:event_loop_lag_seconds", "How late the event loop was.", metrics.labels)
+        yield self._gauge("canter:event_loop_lag_max_seconds", "The latest that the event loop ever was.", metrics.loop_lag.longest)
         yield metrics.inter_token.family("vllm:inter_token_latency_seconds", "From token to token.", metrics.labels)
         if info is not None:
             yield self._cache_info(info)

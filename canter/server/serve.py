@@ -14,7 +14,9 @@ from collections.abc import Iterator, Sequence
 
 import uvicorn
 
-from canter.client.remote import ENGINE_COMMAND, RemoteClient
+from canter.client.child import ENGINE_COMMAND
+from canter.client.remote import RemoteClient
+from canter.client.restarts import RestartPolicy
 from canter.core.config import EngineArgs
 from canter.core.errors import CanterError, ConfigError, EngineDeadError
 from canter.core.logging import configure_logging, get_logger
@@ -23,6 +25,7 @@ from canter.server.args import ServerArgs
 from canter.server.auth import OPEN_PATHS
 from canter.server.http_protocol import BoundedHttpProtocol
 from canter.server.load import load_engine
+from canter.server.loop_lag import watch_loop
 from canter.server.metrics import Metrics, StatsLog
 from canter.server.state import ServerState
 
@@ -87,7 +90,13 @@ class _Service:
         self._server_args = server
         self._listener = listener
         self._metrics = Metrics((server.served_model_name or [args.model])[0])
-        self._client = RemoteClient(args, observer=self._metrics, command=engine_command)
+        self._client = RemoteClient(
+            args,
+            observer=self._metrics,
+            command=engine_command,
+            stall_timeout=server.engine_stall_timeout,
+            restarts=RestartPolicy(server.max_engine_restarts) if server.on_engine_death == "resume" else None,
+        )
         app = build_app(self._client, None, engine_args=args, server_args=server, metrics=self._metrics)
         self._state: ServerState = app.state.server
         self._http = _Server(_uvicorn_config(app, server))
@@ -104,11 +113,12 @@ class _Service:
         engine = asyncio.create_task(self._run_engine())
         stop = asyncio.create_task(self._stop.wait())
         stats = asyncio.create_task(self._log_stats())
+        lag = asyncio.create_task(watch_loop(self._metrics.loop_lag))
         await asyncio.wait((http, engine, stop), return_when=asyncio.FIRST_COMPLETED)
         await self._wind_down(http, engine)
-        for task in (stop, stats):
+        for task in (stop, stats, lag):
             task.cancel()
-        await asyncio.gather(stop, stats, return_exceptions=True)
+        await asyncio.gather(stop, stats, lag, return_exceptions=True)
         return self._failure
 
     async def _run_engine(self) -> None:

@@ -16,7 +16,7 @@ from starlette.types import Scope
 from canter.client.outputs import RequestMetrics, merge_metrics
 from canter.client.protocol import EngineClient
 from canter.core.config import EngineArgs
-from canter.core.errors import EngineNotReadyError, ModelNotFoundError
+from canter.core.errors import EngineNotReadyError, EngineRestartingError, ModelNotFoundError
 from canter.server.args import ServerArgs
 from canter.server.generation import Generation
 from canter.server.metrics import Metrics
@@ -45,9 +45,11 @@ class ServerState:
         return self.server_args.served_model_name or [self.engine_args.model]
 
     def generation(self) -> Generation:
-        """The pipeline. Raises `EngineNotReadyError` while loading or stopping, `EngineDeadError` when the engine is gone."""
+        """The pipeline. Raises `EngineNotReadyError` while loading, restarting or stopping, `EngineDeadError` when the engine is gone."""
         if self.draining:
             raise EngineNotReadyError("The server is stopping. Send the request to another one.")
+        if self.client.is_restarting:
+            raise EngineRestartingError("The engine has died and is being restarted. Try again in a moment.")
         if self._generation is None:
             self.client.check_health()
             if self.text is None or self.client.info is None:

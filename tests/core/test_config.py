@@ -24,6 +24,8 @@ def test_unknown_names_get_the_nearest() -> None:
         ("max_num_seqs", True),
         ("gpu_memory_utilization", 0), ("gpu_memory_utilization", 1.5), ("max_logprobs", -2), ("num_threads", 0),
         ("long_prefill_token_threshold", -1),
+        ("max_prefill_slowdown", 1.0),
+        ("max_prefill_slowdown", "4"),
     ],
 )  # fmt: skip
 def test_bad_values_name_their_argument(field: str, value: Any) -> None:

@@ -37,13 +37,13 @@ sys.exit(run_server(EngineArgs(**given["engine"]), ServerArgs(**given["server"])
 class Process:
     """A server process on a free port."""
 
-    def __init__(self, *flags: str, model: str | None = None, **server) -> None:
+    def __init__(self, *flags: str, model: str | None = None, engine: dict | None = None, **server) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         arguments = {
-            "engine": {"model": model or str(model_folder())},
+            "engine": {"model": model or str(model_folder()), **(engine or {})},
             "server": {"host": "127.0.0.1", "port": self.port, "served_model_name": ["m"], **server},
             "command": [*FAKE_ENGINE, *flags],
         }
@@ -283,12 +283,13 @@ def test_a_port_in_use_is_said_in_plain_words() -> None:
 
 
 def test_the_death_of_the_engine_ends_requests_and_the_server() -> None:
-    with server("--die-after", "5", "--delay", "0.02") as process:
+    with server("--die-after", "5", "--delay", "0.02", on_engine_death="fail") as process:
         with httpx.stream("POST", process.url + "/v1/completions", json={"prompt": "ab", "max_tokens": 500, "stream": True}) as response:
             lines = [line for line in response.iter_lines() if line]
         assert "exit code 4" in json.loads(lines[-2][6:])["error"]["message"]
         assert process.wait() == 1
         assert "engine has died" in process.log[-1]
+        assert not any("restarting" in line for line in process.log)
 
 
 def test_a_unix_socket_serves_and_is_removed(tmp_path: Path) -> None:
@@ -326,7 +327,8 @@ def test_server_args_are_checked() -> None:
     with pytest.raises(ConfigError, match=r"Did you mean port\?"):
         ServerArgs.parse(prot=1)
     for name, value in [("port", 70_000), ("port", "80"), ("max_body_bytes", 0), ("shutdown_timeout", -1), ("uvicorn_log_level", "loud"),
-                        ("api_key", [""])]:  # fmt: skip
+                        ("api_key", [""]),
+                        ("on_engine_death", "hope"), ("max_engine_restarts", 0), ("engine_stall_timeout", 0)]:  # fmt: skip
         with pytest.raises(ConfigError, match=name):
             ServerArgs.parse(**{name: value})
     ServerArgs.parse(port=0, shutdown_timeout=5)
