@@ -53,6 +53,9 @@ class ServerArgs:
     responses_store_size: int = _server_arg(1024, "Most responses kept; the oldest make room.")
     responses_store_bytes: int = _server_arg(256 * MIB, "Most memory for kept responses, their conversations and events.")
     responses_store_seconds: float = _server_arg(3600.0, "Seconds for which a finished response is kept.")
+    enable_scale_out: bool = _server_arg(
+        False, "Offer the routes that take prompts apart and put answers together elsewhere: render, derender and token-in/token-out."
+    )
     uvicorn_log_level: str = _server_arg("info", "Least severe lines that the HTTP library logs.", LOG_LEVELS)
     disable_uvicorn_access_log: bool = _server_arg(
         False, "Don't log a line for each HTTP request. (Health checks and metrics are never logged.)"

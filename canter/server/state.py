@@ -38,6 +38,8 @@ class ServerState:
     _serial: itertools.count[int] = field(default_factory=itertools.count)
     _generation: Generation | None = None
     responses: ResponseStore = field(init=False)
+    token_requests: dict[str, list[str]] = field(default_factory=dict)
+    """Ids of `/inference/v1/generate` as shown -> the engine's ids of those that run."""
 
     def __post_init__(self) -> None:
         args = self.server_args
