@@ -39,20 +39,24 @@ class ResponsesEncoder:
 
     The event of a whole answer is the same object that an answer without a stream has. Today a response is one message;
     reasoning and tool calls will be further writers beside `_Message`, chosen in `_write` by what a parser makes of the text.
+    `with_events` False: nobody reads the events, so that empty bytes stand for them.
     """
 
-    def __init__(self, response: ResponsesAnswer, num_prompt_tokens: int, logprobs_format: ChatLogprobsFormat | None = None) -> None:
+    def __init__(
+        self,
+        response: ResponsesAnswer,
+        num_prompt_tokens: int,
+        logprobs_format: ChatLogprobsFormat | None = None,
+        with_events: bool = True,
+    ) -> None:
         self._response = response
         self._num_prompt_tokens = num_prompt_tokens
         self._logprobs_format = logprobs_format
+        self._with_events = with_events
         self._sequence = 0
         self._message: _Message | None = None
         self._num_tokens = 0
         self._num_cached = 0
-
-    @property
-    def finished(self) -> bool:
-        return self._response.status not in ("queued", "in_progress")
 
     def answer(self) -> ResponsesAnswer:
         """The response as it stands."""
@@ -145,9 +149,10 @@ class ResponsesEncoder:
         self._sequence += 1
         return self._sequence - 1
 
-    @staticmethod
-    def event(body: LifecycleEvent | ItemEvent | PartEvent | TextDeltaEvent | TextDoneEvent) -> bytes:
+    def event(self, body: LifecycleEvent | ItemEvent | PartEvent | TextDeltaEvent | TextDoneEvent) -> bytes:
         """A server-sent event with its type in front, as OpenAI writes them."""
+        if not self._with_events:
+            return b""
         return b"event: " + body.type.encode() + b"\ndata: " + encoder.encode(body) + b"\n\n"
 
 

@@ -174,7 +174,7 @@ def _encoder(
     )
     wants_logprobs = _num_logprobs(body) is not None
     logprobs_format = ChatLogprobsFormat(generation.text.tokenizer, top, body.return_tokens_as_token_ids) if wants_logprobs else None
-    encoder = ResponsesEncoder(response, job.num_prompt_tokens, logprobs_format)
+    encoder = ResponsesEncoder(response, job.num_prompt_tokens, logprobs_format, with_events=body.stream)
     asked = (body.request_id or "").removeprefix("resp_")
     response.id = f"resp_{asked}"
     if not _SAFE_ID.fullmatch(asked) or not state.responses.claim(response.id, encoder):
