@@ -8,9 +8,7 @@ import uuid
 import msgspec
 
 from canter.client.outputs import CompletionOutput, RequestOutput
-from canter.core.errors import InvalidRequestError, QueueFullError
 from canter.core.messages import FINISH_ABORT, FINISH_LENGTH, FINISH_STOP
-from canter.server.errors import describe
 from canter.server.logprobs import ChatLogprobsFormat
 from canter.server.schemas.openai import TokenLogprob
 from canter.server.schemas.responses import (
@@ -28,10 +26,12 @@ from canter.server.schemas.responses import (
     TextDeltaEvent,
     TextDoneEvent,
 )
-from canter.server.sse import encoder
 
 INCOMPLETE_REASONS = {FINISH_LENGTH: "max_output_tokens"}
 """Finish reason -> why a response is incomplete; others keep their name."""
+
+
+encode_json = msgspec.json.Encoder().encode
 
 
 class ResponsesEncoder:
@@ -79,11 +79,10 @@ class ResponsesEncoder:
             events += self._end(choice.finish_reason)
         return events
 
-    def fail(self, error: BaseException) -> list[bytes]:
+    def fail(self, error: ResponsesError) -> list[bytes]:
         """End with an error, keeping what was written."""
         events = self._begin()
-        code = "rate_limit_exceeded" if isinstance(error, QueueFullError) else "server_error"
-        self._response.error = ResponsesError("invalid_prompt" if isinstance(error, InvalidRequestError) else code, describe(error).message)
+        self._response.error = error
         self._cut_off("failed")
         return [*events, self._lifecycle("failed")]
 
@@ -153,7 +152,7 @@ class ResponsesEncoder:
         """A server-sent event with its type in front, as OpenAI writes them."""
         if not self._with_events:
             return b""
-        return b"event: " + body.type.encode() + b"\ndata: " + encoder.encode(body) + b"\n\n"
+        return b"event: " + body.type.encode() + b"\ndata: " + encode_json(body) + b"\n\n"
 
 
 class _Message:
@@ -201,7 +200,3 @@ class _Message:
 
 def new_item_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
-
-
-def encoded_answer(response: ResponsesAnswer) -> bytes:
-    return msgspec.json.encode(response)

@@ -38,7 +38,6 @@ _NEEDED = {
 _TEXT_PARTS = frozenset(("text", "input_text", "output_text", "reasoning_text", "summary_text"))
 
 item_decoder = msgspec.json.Decoder(InputItem)
-encode_item = msgspec.json.Encoder().encode
 
 
 # --- items ------------------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from weakref import WeakValueDictionary
 
 from canter.core.errors import InvalidRequestError, NotFoundError, QueueFullError
 from canter.core.logging import get_logger
-from canter.server.responses_encoder import ResponsesEncoder, encoded_answer
-from canter.server.responses_input import encode_item, output_items
+from canter.server.responses_encoder import ResponsesEncoder, encode_json
+from canter.server.responses_input import output_items
 
 logger = get_logger(__name__)
 
@@ -47,7 +47,7 @@ class StoredResponse:
 
     def body(self) -> bytes:
         """The response as it stands, as JSON."""
-        return self._body if self._encoder is None else encoded_answer(self._encoder.answer())
+        return self._body if self._encoder is None else encode_json(self._encoder.answer())
 
     def whole_conversation(self) -> list[bytes]:
         """What the next turn begins with."""
@@ -92,8 +92,8 @@ class StoredResponse:
         """Keep the end result in place of what made it."""
         assert self._encoder is not None
         response = self._encoder.answer()
-        self._body, self._encoder, self.task = encoded_answer(response), None, None
-        self._output = [encode_item(item) for item in output_items(response)]
+        self._body, self._encoder, self.task = encode_json(response), None, None
+        self._output = [encode_json(item) for item in output_items(response)]
         self.size += len(self._body) + _size_of(self._output)
         self.finished_at = now
         self._wake()

@@ -15,13 +15,13 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from canter.client.outputs import RequestOutput
-from canter.core.errors import InvalidRequestError
+from canter.core.errors import InvalidRequestError, QueueFullError
 from canter.server.body import read_json
-from canter.server.errors import log_error
+from canter.server.errors import describe, log_error
 from canter.server.generation import Generation, Job, Prompt, Wishes
 from canter.server.logprobs import ChatLogprobsFormat
-from canter.server.responses_encoder import ResponsesEncoder
-from canter.server.responses_input import chat_messages, encode_item, fit, item_decoder, read_items, read_tools
+from canter.server.responses_encoder import ResponsesEncoder, encode_json
+from canter.server.responses_input import chat_messages, fit, item_decoder, read_items, read_tools
 from canter.server.responses_store import ResponseStore, StoredResponse
 from canter.server.routes.common import check_shared, sampling_of
 from canter.server.schemas.responses import (
@@ -30,9 +30,9 @@ from canter.server.schemas.responses import (
     InputItem,
     InputItemList,
     ResponsesAnswer,
+    ResponsesError,
     ResponsesRequest,
 )
-from canter.server.sse import encoder as json_encoder
 from canter.server.sse import json_response, stream_response
 from canter.server.state import ServerState, made_request_id, server_state
 
@@ -67,9 +67,9 @@ async def create_response(request: Request) -> Response:
     outputs = generation.stream(job)
     if store is not None and body.background:
         record = await _run_in_background(store, encoder, outputs, turn, body.stream, request.scope)
-        return stream_response(record.events_after(-1), end=b"") if body.stream else _raw(record.body())
+        return _stream(record.events_after(-1)) if body.stream else _raw(record.body())
     run = _Foreground(encoder, outputs, turn, store, request.scope)
-    return stream_response(run.events(), end=b"") if body.stream else json_response(run.answer())
+    return _stream(run.events()) if body.stream else json_response(run.answer())
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Turn:
 def read_turn(body: ResponsesRequest, store: ResponseStore | None) -> Turn:
     """The conversation: what the previous response had and wrote, and the input. Instructions are not part of it: each turn has its own."""
     items = read_items(body.input)
-    encoded = [encode_item(item) for item in items]
+    encoded = [encode_json(item) for item in items]
     if body.previous_response_id is None:
         return Turn(items, encoded)
     if store is None:
@@ -213,7 +213,7 @@ class _Foreground:
             if not begun:
                 raise
             log_error(error, self._scope)
-            yield b"".join(self._encoder.fail(error))
+            yield b"".join(self._encoder.fail(_failure(error)))
         self._keep()
 
     async def _pieces(self) -> AsyncGenerator[bytes, None]:
@@ -255,8 +255,19 @@ async def _background(
     except Exception as error:
         log_error(error, scope)
         refusals.append(error)
-        store.add_events(record, encoder.fail(error))
+        store.add_events(record, encoder.fail(_failure(error)))
     store.finish(record)
+
+
+def _failure(error: Exception) -> ResponsesError:
+    """An error as a response tells of it, under OpenAI's codes."""
+    code = "rate_limit_exceeded" if isinstance(error, QueueFullError) else "server_error"
+    return ResponsesError("invalid_prompt" if isinstance(error, InvalidRequestError) else code, describe(error).message)
+
+
+def _stream(events: AsyncGenerator[bytes, None]) -> Response:
+    """A stream whose last event says that it is the last."""
+    return stream_response(events, end=b"")
 
 
 # --- stored responses -------------------------------------------------------------------------------------------------
@@ -273,7 +284,7 @@ async def retrieve_response(request: Request) -> Response:
         return _raw(record.body())
     if record.events is None:
         raise InvalidRequestError("Only a response made with background: true and stream: true can be streamed again.", "stream")
-    return stream_response(record.events_after(-1 if after is None else after), end=b"")
+    return _stream(record.events_after(-1 if after is None else after))
 
 
 async def cancel_response(request: Request) -> Response:
@@ -292,7 +303,7 @@ async def delete_response(request: Request) -> Response:
     """Forget a response; one that runs is cancelled."""
     record = _record(request)
     server_state(request).responses.delete(record)
-    return _raw(json_encoder.encode(DeletedResponse(record.id)))
+    return _raw(encode_json(DeletedResponse(record.id)))
 
 
 async def list_input_items(request: Request) -> Response:
@@ -313,7 +324,7 @@ async def list_input_items(request: Request) -> Response:
         items = items[places[0] + 1 :]
     page = items[:limit]
     ids = [item.id for item in page]
-    return _raw(json_encoder.encode(InputItemList(page, ids[0] if ids else None, ids[-1] if ids else None, len(items) > len(page))))
+    return _raw(encode_json(InputItemList(page, ids[0] if ids else None, ids[-1] if ids else None, len(items) > len(page))))
 
 
 def _record(request: Request) -> StoredResponse:
