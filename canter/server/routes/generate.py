@@ -85,7 +85,7 @@ def prepare_tokens(generation: Generation, body: GenerateRequest, sampling: Gene
         sampling=values,
         stream=body.stream,
         truncate_prompt_tokens=sampling.truncate_prompt_tokens,
-        priority=body.priority,
+        priority=body.priority or 0,
         cache_salt=body.cache_salt,
     )
     return generation.prepare(engine_id, [generation.check_token_ids(body.token_ids, "token_ids")], wishes)

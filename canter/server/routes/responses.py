@@ -114,7 +114,7 @@ async def prepare_response(generation: Generation, body: ResponsesRequest, turn:
         sampling=sampling,
         stream=body.stream or body.background,  # what runs in the background shows how far it has come
         max_tokens_name="max_output_tokens",
-        priority=body.priority,
+        priority=body.priority or 0,
         cache_salt=body.cache_salt,
     )
     kwargs = dict(body.chat_template_kwargs or {})

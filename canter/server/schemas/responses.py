@@ -81,6 +81,11 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = NOT_YET | {
         "n": (1,),
+        "best_of": (1,),
+        "use_beam_search": (False,),
+        "length_penalty": (1.0, 1),
+        "truncation_side": ("left",),
+        "return_prompt_text": (False,),
         "max_tokens": (),
         "prompt_logprobs": (),
         "truncate_prompt_tokens": (),

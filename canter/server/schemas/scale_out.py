@@ -31,6 +31,11 @@ NOT_GIVEN = msgspec.Raw(b"null")
 
 _NOT_RENDERED: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0, 1),
+    "vllm_xargs": (),
+    "repetition_detection": (),
     "return_token_offsets": (False,),
     "return_assistant_tokens_mask": (False,),
     "return_loss_mask": (False,),
@@ -70,6 +75,10 @@ class GenerateSampling(GenerationRequest, kw_only=True):
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = NOT_YET | {
         "echo": (False,),
+        "best_of": (1,),
+        "use_beam_search": (False,),
+        "length_penalty": (1.0, 1),
+        "truncation_side": ("left",),
         "response_format": (),
         "return_tokens_as_token_ids": (False,),
         "priority": (0,),
