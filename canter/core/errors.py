@@ -22,6 +22,18 @@ class ModelNotFoundError(CanterError):
     """The request names a model that this server does not serve."""
 
 
+class NotFoundError(CanterError):
+    """Something other than a model that the request names and that isn't there; `param` names the field that names it."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class PermissionDeniedError(CanterError):
+    """A route that the server was not started to offer."""
+
+
 class AuthenticationError(CanterError):
     """No API key, or a wrong one."""
 

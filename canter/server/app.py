@@ -16,7 +16,7 @@ from canter.server.auth import AuthMiddleware
 from canter.server.errors import ErrorMiddleware, on_http_exception
 from canter.server.metrics import HttpMetricsMiddleware, Metrics
 from canter.server.model_text import ModelText
-from canter.server.routes import chat, completions, health, models, tokens
+from canter.server.routes import chat, completions, generate, health, models, render, responses, tokens
 from canter.server.state import ServerState, made_request_id
 
 ROUTES = (
@@ -30,6 +30,18 @@ ROUTES = (
     Route("/ping", health.health, methods=["GET", "POST"]),
     Route("/version", health.version, methods=["GET"]),
     Route("/metrics", health.metrics, methods=["GET"]),
+    Route("/v1/responses", responses.create_response, methods=["POST"]),
+    Route("/v1/responses/{response_id}", responses.retrieve_response, methods=["GET"]),
+    Route("/v1/responses/{response_id}", responses.delete_response, methods=["DELETE"]),
+    Route("/v1/responses/{response_id}/cancel", responses.cancel_response, methods=["POST"]),
+    Route("/v1/responses/{response_id}/input_items", responses.list_input_items, methods=["GET"]),
+    Route("/v1/chat/completions/render", render.render_chat, methods=["POST"]),
+    Route("/v1/completions/render", render.render_completions, methods=["POST"]),
+    Route("/v1/responses/render", render.render_responses, methods=["POST"]),
+    Route("/v1/chat/completions/derender", render.derender_chat, methods=["POST"]),
+    Route("/v1/completions/derender", render.derender_completions, methods=["POST"]),
+    Route("/inference/v1/generate", generate.generate_tokens, methods=["POST"]),
+    Route("/inference/v1/abort_requests", generate.abort_requests, methods=["POST"]),
 )
 
 

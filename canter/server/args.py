@@ -57,6 +57,15 @@ class ServerArgs:
     enable_prompt_tokens_details: bool = _server_arg(False, "Report cached prompt tokens in usage.prompt_tokens_details.")
     enable_per_request_metrics: bool = _server_arg(False, "Tell in each answer, in metrics, how long its parts took.")
     enable_force_include_usage: bool = _server_arg(False, "Send usage in every stream, asked for or not.")
+    enable_responses_store: bool = _server_arg(
+        True, "Keep responses of /v1/responses in memory, for previous_response_id, background and later reading."
+    )
+    responses_store_size: int = _server_arg(1024, "Most responses kept; the oldest make room.")
+    responses_store_bytes: int = _server_arg(256 * MIB, "Most memory for kept responses, their conversations and events.")
+    responses_store_seconds: float = _server_arg(3600.0, "Seconds for which a finished response is kept.")
+    enable_scale_out: bool = _server_arg(
+        False, "Offer the routes that take prompts apart and put answers together elsewhere: render, derender and token-in/token-out."
+    )
     uvicorn_log_level: str = _server_arg("info", "Least severe lines that the HTTP library logs.", LOG_LEVELS)
     disable_uvicorn_access_log: bool = _server_arg(
         False, "Don't log a line for each HTTP request. (Health checks and metrics are never logged.)"
@@ -83,6 +92,11 @@ class ServerArgs:
             raise ConfigError(f"max_engine_restarts must be an integer of at least 1, got {self.max_engine_restarts!r}.")
         if isinstance(self.engine_stall_timeout, bool) or not 0 < self.engine_stall_timeout < float("inf"):
             raise ConfigError(f"engine_stall_timeout must be a number of seconds above 0, got {self.engine_stall_timeout!r}.")
+        for name in ("responses_store_size", "responses_store_bytes"):
+            if not _is_integer(getattr(self, name)) or getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be an integer of at least 1, got {getattr(self, name)!r}.")
+        if isinstance(self.responses_store_seconds, bool) or not 0 < self.responses_store_seconds < float("inf"):
+            raise ConfigError(f"responses_store_seconds must be a number of seconds above 0, got {self.responses_store_seconds!r}.")
         for name in ("api_key", "served_model_name"):
             if any(not isinstance(value, str) or not value for value in getattr(self, name)):
                 raise ConfigError(f"{name} must hold non-empty strings.")

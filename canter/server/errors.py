@@ -21,7 +21,9 @@ from canter.core.errors import (
     EngineNotReadyError,
     InvalidRequestError,
     ModelNotFoundError,
+    NotFoundError,
     PayloadTooLargeError,
+    PermissionDeniedError,
     QueueFullError,
 )
 from canter.core.logging import get_logger
@@ -31,7 +33,9 @@ logger = get_logger(__name__)
 STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
     (InvalidRequestError, 400, "BadRequestError"),
     (AuthenticationError, 401, "AuthenticationError"),
+    (PermissionDeniedError, 403, "PermissionDeniedError"),
     (ModelNotFoundError, 404, "NotFoundError"),
+    (NotFoundError, 404, "NotFoundError"),
     (PayloadTooLargeError, 413, "RequestEntityTooLargeError"),
     (QueueFullError, 503, "ServiceUnavailableError"),
     (EngineNotReadyError, 503, "ServiceUnavailableError"),

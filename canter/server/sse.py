@@ -59,8 +59,11 @@ class GuardedResponse(Response):
             logger.debug("client of %r has gone", scope.get("path"))
 
 
-def stream_response(events: AsyncGenerator[bytes, None]) -> Response:
-    """Events to send. An error before the first is an ordinary HTTP error; after it, an event of its own."""
+def stream_response(events: AsyncGenerator[bytes, None], end: bytes = DONE) -> Response:
+    """Events to send. An error before the first is an ordinary HTTP error; after it, an event of its own.
+
+    `end` closes the stream; dialects whose last event says so itself have none.
+    """
 
     async def work(scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -73,7 +76,7 @@ def stream_response(events: AsyncGenerator[bytes, None]) -> Response:
             except Exception as error:
                 log_error(error, scope)
                 await send({"type": "http.response.body", "body": error_event(error), "more_body": True})
-            await send({"type": "http.response.body", "body": DONE})
+            await send({"type": "http.response.body", "body": end})
         finally:
             await events.aclose()
 

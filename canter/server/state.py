@@ -21,6 +21,7 @@ from canter.server.args import ServerArgs
 from canter.server.generation import Generation
 from canter.server.metrics import Metrics
 from canter.server.model_text import ModelText
+from canter.server.responses_store import ResponseStore
 from canter.server.schemas.openai import PromptTokensDetails, RequestTiming, Usage
 
 _SAFE_ID = re.compile(r"[\w.:@+/-]{1,128}", re.ASCII)
@@ -39,6 +40,13 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
     _serial: itertools.count[int] = field(default_factory=itertools.count)
     _generation: Generation | None = None
+    responses: ResponseStore = field(init=False)
+    token_requests: dict[str, list[str]] = field(default_factory=dict)
+    """Ids of `/inference/v1/generate` as shown -> the engine's ids of those that run."""
+
+    def __post_init__(self) -> None:
+        args = self.server_args
+        self.responses = ResponseStore(args.responses_store_size, args.responses_store_bytes, args.responses_store_seconds)
 
     @property
     def model_names(self) -> list[str]:
