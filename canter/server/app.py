@@ -16,7 +16,7 @@ from canter.server.auth import AuthMiddleware
 from canter.server.errors import ErrorMiddleware, on_http_exception
 from canter.server.metrics import HttpMetricsMiddleware, Metrics
 from canter.server.model_text import ModelText
-from canter.server.routes import chat, completions, generate, health, models, render, responses, tokens
+from canter.server.routes import anthropic, chat, completions, generate, health, llamacpp, models, ollama, render, responses, tokens
 from canter.server.state import ServerState, made_request_id
 
 ROUTES = (
@@ -42,6 +42,19 @@ ROUTES = (
     Route("/v1/completions/derender", render.derender_completions, methods=["POST"]),
     Route("/inference/v1/generate", generate.generate_tokens, methods=["POST"]),
     Route("/inference/v1/abort_requests", generate.abort_requests, methods=["POST"]),
+    # Other dialects: Anthropic's, Ollama's, llama.cpp's.
+    Route("/v1/messages", anthropic.messages, methods=["POST"]),
+    Route("/v1/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),
+    Route("/api/generate", ollama.generate, methods=["POST"]),
+    Route("/api/chat", ollama.chat, methods=["POST"]),
+    Route("/api/tags", ollama.tags, methods=["GET"]),
+    Route("/api/show", ollama.show, methods=["POST"]),
+    Route("/api/ps", ollama.running, methods=["GET"]),
+    Route("/api/version", ollama.version, methods=["GET"]),
+    Route("/completion", llamacpp.completion, methods=["POST"]),
+    Route("/completions", llamacpp.completion, methods=["POST"]),
+    Route("/slots", llamacpp.slots, methods=["GET"]),
+    Route("/props", llamacpp.props, methods=["GET"]),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -27,6 +28,8 @@ from canter.core.errors import (
     QueueFullError,
 )
 from canter.core.logging import get_logger
+from canter.server.schemas import anthropic, ollama
+from canter.server.state import made_request_id
 
 logger = get_logger(__name__)
 
@@ -59,9 +62,16 @@ class ErrorInfo(msgspec.Struct):
 
 
 class ErrorBody(msgspec.Struct):
-    """OpenAI's envelope, on every route."""
+    """OpenAI's envelope, on every route that has none of its own in `ENVELOPES`."""
 
     error: ErrorInfo
+
+
+ENVELOPES: dict[str, Callable[[ErrorInfo, str], object]] = {
+    "/v1/messages": anthropic.envelope,
+    "/api/": ollama.envelope,
+}
+"""Beginning of a path -> what makes the body of an error there, of its description and the id of the request."""
 
 
 def describe(error: BaseException) -> ErrorInfo:
@@ -87,8 +97,8 @@ def cut(message: str) -> str:
     return message if len(message) <= MAX_MESSAGE_CHARS else message[:MAX_MESSAGE_CHARS] + "…"
 
 
-def error_response(error: BaseException) -> Response:
-    """The HTTP answer for an exception, with `Retry-After` where trying again makes sense."""
+def error_response(error: BaseException, scope: Scope | None = None) -> Response:
+    """The HTTP answer for an exception, in the envelope of the request's route, with `Retry-After` where trying again makes sense."""
     info = describe(error)
     headers = dict(getattr(error, "headers", None) or {})
     if isinstance(error, QueueFullError):
@@ -99,10 +109,15 @@ def error_response(error: BaseException) -> Response:
         headers["WWW-Authenticate"] = "Bearer"
     elif isinstance(error, PayloadTooLargeError):
         headers["Connection"] = "close"  # the rest of the body is not read
-    return Response(encode_error(info), info.code, headers, "application/json")
+    return Response(encode_error(info, scope), info.code, headers, "application/json")
 
 
-def encode_error(info: ErrorInfo) -> bytes:
+def encode_error(info: ErrorInfo, scope: Scope | None = None) -> bytes:
+    """The body of an error, in the envelope that the route's clients know."""
+    path = "" if scope is None else scope["path"].removeprefix(scope.get("root_path", ""))
+    for beginning, envelope in ENVELOPES.items():
+        if scope is not None and path.startswith(beginning):
+            return msgspec.json.encode(envelope(info, made_request_id(scope)))
     return msgspec.json.encode(ErrorBody(info))
 
 
@@ -113,7 +128,7 @@ def on_http_exception(request: Request, error: Exception) -> Response:
         error.detail = f"There is no route {cut(request.url.path)!r}."
     elif error.status_code == 405:
         error.detail = f"{request.method} is not allowed here; allowed: {(error.headers or {}).get('Allow', '')}."
-    return error_response(error)
+    return error_response(error, request.scope)
 
 
 class ErrorMiddleware:
@@ -140,7 +155,7 @@ class ErrorMiddleware:
         except Exception as error:
             log_error(error, scope)
             if not started:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope)(scope, receive, send)
 
 
 def log_error(error: BaseException, scope: Scope | dict[str, Any]) -> None:

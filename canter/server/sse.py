@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 
 import msgspec
 from starlette.responses import Response
@@ -15,11 +16,8 @@ from canter.server.errors import describe, encode_error, log_error
 logger = get_logger(__name__)
 
 DONE = b"data: [DONE]\n\n"
-STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+PING_SECONDS = 10.0
+EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 encoder = msgspec.json.Encoder()
 
@@ -29,8 +27,25 @@ def event(message: object) -> bytes:
     return b"data: " + encoder.encode(message) + b"\n\n"
 
 
-def error_event(error: BaseException) -> bytes:
-    return b"data: " + encode_error(describe(error)) + b"\n\n"
+def error_event(error: BaseException, scope: Scope) -> bytes:
+    return b"data: " + encode_error(describe(error), scope) + b"\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamForm:
+    """What a dialect's streams look like, their events aside. `ping` is sent when nothing else has been for `PING_SECONDS`."""
+
+    content_type: str = EVENT_STREAM
+    error: Callable[[BaseException, Scope], bytes] = error_event
+    end: bytes = DONE
+    ping: bytes = b""
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [(b"content-type", self.content_type.encode()), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+
+
+OPENAI_FORM = StreamForm()
 
 
 class GuardedResponse(Response):
@@ -59,28 +74,48 @@ class GuardedResponse(Response):
             logger.debug("client of %r has gone", scope.get("path"))
 
 
-def stream_response(events: AsyncGenerator[bytes, None], end: bytes = DONE) -> Response:
-    """Events to send. An error before the first is an ordinary HTTP error; after it, an event of its own.
-
-    `end` closes the stream; dialects whose last event says so itself have none.
-    """
+def stream_response(events: AsyncGenerator[bytes, None], form: StreamForm = OPENAI_FORM) -> Response:
+    """Events to send. An error before the first is an ordinary HTTP error; after it, an event of its own."""
 
     async def work(scope: Scope, receive: Receive, send: Send) -> None:
+        pings: asyncio.Task[None] | None = None
         try:
             chunk: bytes | None = await anext(events)
-            await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
+            await send({"type": "http.response.start", "status": 200, "headers": form.headers})
+            quiet = asyncio.Event()
+            if form.ping:
+                pings = asyncio.create_task(_ping(form.ping, quiet, send))
             try:
                 while chunk is not None:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    quiet.clear()
                     chunk = await anext(events, None)
             except Exception as error:
                 log_error(error, scope)
-                await send({"type": "http.response.body", "body": error_event(error), "more_body": True})
-            await send({"type": "http.response.body", "body": end})
+                await _cancel(pings)
+                await send({"type": "http.response.body", "body": form.error(error, scope), "more_body": True})
+            await _cancel(pings)
+            await send({"type": "http.response.body", "body": form.end})
         finally:
+            await _cancel(pings)
             await events.aclose()
 
     return GuardedResponse(work)
+
+
+async def _ping(ping: bytes, quiet: asyncio.Event, send: Send) -> None:
+    """Send a ping whenever a whole period has passed in which nobody cleared `quiet`."""
+    while True:
+        quiet.set()
+        await asyncio.sleep(PING_SECONDS)
+        if quiet.is_set():
+            await send({"type": "http.response.body", "body": ping, "more_body": True})
+
+
+async def _cancel(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def json_response(answer: Awaitable[object]) -> Response:

@@ -40,7 +40,7 @@ async def completions(request: Request) -> Response:
     body = await read_json(request, CompletionRequest, state.server_args.max_body_bytes)
     model = state.model_name(body.model)
     shown_id, engine_id = state.new_ids(request, "cmpl", body.request_id)
-    body.priority = priority_of(request, body)
+    body.priority = priority_of(request, body.priority)
     job = await prepare_completions(generation, body, engine_id)
     encoder = CompletionEncoder(state, generation, body, job, shown_id, model)
     outputs = generation.stream(job)

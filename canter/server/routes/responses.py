@@ -23,7 +23,7 @@ from canter.server.logprobs import ChatLogprobsFormat
 from canter.server.responses_encoder import ResponsesEncoder, encode_json
 from canter.server.responses_input import chat_messages, fit, item_decoder, read_items, read_tools
 from canter.server.responses_store import ResponseStore, StoredResponse
-from canter.server.routes.common import check_shared, sampling_of
+from canter.server.routes.common import check_shared, priority_of, sampling_of
 from canter.server.schemas.responses import (
     AnswerReasoning,
     DeletedResponse,
@@ -33,7 +33,7 @@ from canter.server.schemas.responses import (
     ResponsesError,
     ResponsesRequest,
 )
-from canter.server.sse import json_response, stream_response
+from canter.server.sse import StreamForm, json_response, stream_response
 from canter.server.state import ServerState, made_request_id, server_state
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
@@ -46,6 +46,7 @@ MAX_LABEL_CHARS = 512
 MAX_PAGE = 100
 DEFAULT_PAGE = 20
 _SAFE_ID = re.compile(r"[\w.:@+-]{1,128}", re.ASCII)
+FORM = StreamForm(end=b"")  # the last event says that it is the last
 
 
 # --- create -----------------------------------------------------------------------------------------------------------
@@ -56,6 +57,7 @@ async def create_response(request: Request) -> Response:
     state = server_state(request)
     generation = state.generation()
     body = await read_json(request, ResponsesRequest, state.server_args.max_body_bytes)
+    body.priority = priority_of(request, body.priority)
     model = state.model_name(body.model)
     store = _store_of(state, body)
     turn = read_turn(body, store)
@@ -266,8 +268,7 @@ def _failure(error: Exception) -> ResponsesError:
 
 
 def _stream(events: AsyncGenerator[bytes, None]) -> Response:
-    """A stream whose last event says that it is the last."""
-    return stream_response(events, end=b"")
+    return stream_response(events, FORM)
 
 
 # --- stored responses -------------------------------------------------------------------------------------------------
