@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,16 @@ from canter.core.config import arg, check_choices, check_names
 from canter.core.errors import ConfigError
 
 MIB = 1 << 20
+_OCTAL = re.compile(r"[0-7]{3}")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
 def _server_arg(default: Any, doc: str, choices: tuple[Any, ...] | None = None) -> Any:
     return arg(default, doc, choices, group="server")
+
+
+def _tls_arg(default: Any, doc: str, choices: tuple[Any, ...] | None = None) -> Any:
+    return arg(default, doc, choices, group="encryption")
 
 
 @dataclass(kw_only=True)
@@ -51,6 +57,15 @@ class ServerArgs:
     disable_uvicorn_access_log: bool = _server_arg(
         False, "Don't log a line for each HTTP request. (Health checks and metrics are never logged.)"
     )
+    access_log_format: str = _server_arg("text", "Form of those lines: text, or a JSON object each.", ("text", "json"))
+    disable_access_log_for_endpoints: str = _server_arg("", "Paths without such lines, separated by commas.")
+    ssl_certfile: str | None = _tls_arg(None, "File with the server's certificate and its chain (PEM); turns HTTPS on.")
+    ssl_keyfile: str | None = _tls_arg(None, "File with the certificate's private key (PEM). Default: it stands in ssl_certfile.")
+    ssl_ca_certs: str | None = _tls_arg(None, "File or directory with the authorities that sign clients' certificates.")
+    ssl_cert_reqs: int = _tls_arg(0, "Certificates of clients: 0 not asked for, 1 checked if one is sent, 2 needed.", (0, 1, 2))
+    ssl_ciphers: str | None = _tls_arg(None, "OpenSSL's list of ciphers for TLS 1.2. Default: those that Python thinks safe.")
+    enable_ssl_refresh: bool = _tls_arg(False, "Read these files again when they change, so that a renewed certificate needs no restart.")
+    uds_permissions: str = _server_arg("660", "Permissions of the unix socket, as chmod writes them.")
 
     @classmethod
     def parse(cls, **keywords: Any) -> ServerArgs:
@@ -69,9 +84,19 @@ class ServerArgs:
             raise ConfigError(f"max_body_bytes must be an integer of at least 1, got {self.max_body_bytes!r}.")
         if isinstance(self.shutdown_timeout, bool) or not 0 <= self.shutdown_timeout < float("inf"):
             raise ConfigError(f"shutdown_timeout must be a number of seconds of at least 0, got {self.shutdown_timeout!r}.")
+        self._verify_tls()
+        if not _OCTAL.fullmatch(self.uds_permissions):
+            raise ConfigError(f"uds_permissions must be an octal number such as 660, got {self.uds_permissions!r}.")
         for name in ("api_key", "served_model_name"):
             if any(not isinstance(value, str) or not value for value in getattr(self, name)):
                 raise ConfigError(f"{name} must hold non-empty strings.")
+
+    def _verify_tls(self) -> None:
+        for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_ciphers", "ssl_cert_reqs", "enable_ssl_refresh"):
+            if getattr(self, name) and self.ssl_certfile is None:
+                raise ConfigError(f"{name} needs ssl_certfile, the server's own certificate.")
+        if self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            raise ConfigError(f"ssl_cert_reqs {self.ssl_cert_reqs} needs ssl_ca_certs, to check the certificates of clients with.")
 
     @property
     def api_keys(self) -> list[str]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
 import socket
+import ssl
 import stat
 import sys
 from collections.abc import Iterator, Sequence
@@ -25,11 +27,15 @@ from canter.server.http_protocol import BoundedHttpProtocol
 from canter.server.metrics import Metrics, StatsLog
 from canter.server.model_text import load_model_text
 from canter.server.state import ServerState
+from canter.server.tls import file_versions, make_context
 
 logger = get_logger(__name__)
 
 BACKLOG = 2048
 STATS_SECONDS = 10.0
+HANDSHAKE_SECONDS = 30.0
+"""A client that has connected and says nothing is cut off. It holds up nobody meanwhile: handshakes go on beside each other."""
+REFRESH_SECONDS = 5.0
 DEATH_GRACE_SECONDS = 5
 """Time for requests to be told that the engine has died, before the server ends too."""
 
@@ -43,23 +49,26 @@ def run_server(args: EngineArgs, server: ServerArgs, *, engine_command: Sequence
     try:
         args.verify()
         server.verify()
+        context = make_context(server)
         listener = _listen(server)
     except (ConfigError, OSError) as error:
         return _fail(error)
+    socket_file = _file_identity(server.uds)
     loop_factory = uvicorn.Config(app="", log_config=None).get_loop_factory()
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            failure = runner.run(_run(args, server, listener, engine_command))
+            failure = runner.run(_run(args, server, listener, context, engine_command))
     finally:
         listener.close()
-        if server.uds is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(server.uds)
+        if server.uds is not None and _file_identity(server.uds) == socket_file:  # else it is another server's by now
+            os.unlink(server.uds)
     return 0 if failure is None else _fail(failure)
 
 
-async def _run(args: EngineArgs, server: ServerArgs, listener: socket.socket, engine_command: Sequence[str]) -> BaseException | None:
-    return await _Service(args, server, listener, engine_command).run()
+async def _run(
+    args: EngineArgs, server: ServerArgs, listener: socket.socket, context: ssl.SSLContext | None, engine_command: Sequence[str]
+) -> BaseException | None:
+    return await _Service(args, server, listener, context, engine_command).run()
 
 
 def _fail(error: BaseException) -> int:
@@ -70,17 +79,56 @@ def _fail(error: BaseException) -> int:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with the signals left to us."""
+    """uvicorn, with the signals and the acceptance of connections left to us."""
+
+    def __init__(self, config: uvicorn.Config, context: ssl.SSLContext | None) -> None:
+        super().__init__(config)
+        self._context = context
+        self._listeners: list[socket.socket] = []
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections on the sockets."""
+        await self.lifespan.startup()
+        self._listeners = list(sockets or ())
+        self.servers = await self._accept()
+        self.started = True
+
+    async def renew(self, context: ssl.SSLContext) -> None:
+        """Shake hands with this context from now on. Connections that stand keep theirs."""
+        self._context = context
+        before, self.servers = self.servers, await self._accept()
+        for server in before:
+            server.close()
+
+    async def _accept(self) -> list[asyncio.Server]:
+        loop = asyncio.get_running_loop()
+        seconds = None if self._context is None else HANDSHAKE_SECONDS
+        # On copies: a server closes its socket with itself, and another is to go on with it.
+        copies = [listener.dup() for listener in self._listeners]
+        return [
+            await loop.create_server(self._protocol, sock=copy, ssl=self._context, backlog=BACKLOG, ssl_handshake_timeout=seconds)
+            for copy in copies
+        ]
+
+    def _protocol(self) -> asyncio.Protocol:
+        return BoundedHttpProtocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
 
 class _Service:
     """One run: HTTP server, engine process, and what watches them."""
 
-    def __init__(self, args: EngineArgs, server: ServerArgs, listener: socket.socket, engine_command: Sequence[str]) -> None:
+    def __init__(
+        self,
+        args: EngineArgs,
+        server: ServerArgs,
+        listener: socket.socket,
+        context: ssl.SSLContext | None,
+        engine_command: Sequence[str],
+    ) -> None:
         self._args = args
         self._server_args = server
         self._listener = listener
@@ -88,7 +136,7 @@ class _Service:
         self._client = RemoteClient(args, observer=self._metrics, command=engine_command)
         app = build_app(self._client, None, engine_args=args, server_args=server, metrics=self._metrics)
         self._state: ServerState = app.state.server
-        self._http = _Server(_uvicorn_config(app, server))
+        self._http = _Server(_uvicorn_config(app, server), context)
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
         self._signals = 0
@@ -101,12 +149,12 @@ class _Service:
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         engine = asyncio.create_task(self._run_engine())
         stop = asyncio.create_task(self._stop.wait())
-        stats = asyncio.create_task(self._log_stats())
+        helpers = [asyncio.create_task(self._log_stats()), asyncio.create_task(self._watch_certificates())]
         await asyncio.wait((http, engine, stop), return_when=asyncio.FIRST_COMPLETED)
         await self._wind_down(http, engine)
-        for task in (stop, stats):
+        for task in (stop, *helpers):
             task.cancel()
-        await asyncio.gather(stop, stats, return_exceptions=True)
+        await asyncio.gather(stop, *helpers, return_exceptions=True)
         return self._failure
 
     async def _run_engine(self) -> None:
@@ -183,6 +231,24 @@ class _Service:
             await asyncio.sleep(STATS_SECONDS)
             log.write()
 
+    async def _watch_certificates(self) -> None:
+        """Take renewed files as soon as they fit together; until then the old ones serve on."""
+        if not self._server_args.enable_ssl_refresh:
+            return
+        known = file_versions(self._server_args)
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            try:
+                seen = file_versions(self._server_args)
+                context = make_context(self._server_args) if seen != known else None
+            except (ConfigError, OSError) as error:
+                logger.warning("the old certificate stays in use: %s", error)
+                continue
+            known = seen
+            if context is not None:
+                await self._http.renew(context)
+                logger.info("the certificate was read again")
+
 
 def _uvicorn_config(app: object, server: ServerArgs) -> uvicorn.Config:
     _configure_uvicorn_logging(server)
@@ -222,7 +288,7 @@ def _configure_uvicorn_logging(server: ServerArgs) -> None:
 def _listen(server: ServerArgs) -> socket.socket:
     """Bind the socket and listen, so that clients find the port from now on. Raises `OSError` in plain words."""
     try:
-        listener = _bind_unix(server.uds) if server.uds is not None else _bind_tcp(server.host, server.port)
+        listener = _bind_unix(server.uds, int(server.uds_permissions, 8)) if server.uds is not None else _bind_tcp(server.host, server.port)
         listener.listen(BACKLOG)
     except OSError as error:
         where = server.uds or f"{server.host or '*'}:{server.port}"
@@ -230,7 +296,8 @@ def _listen(server: ServerArgs) -> socket.socket:
     listener.setblocking(False)
     if server.uds is None:
         host, port = listener.getsockname()[:2]
-        logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+        scheme = "http" if server.ssl_certfile is None else "https"
+        logger.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
         if server.host is None and not server.api_keys:
             logger.warning("anyone who can reach this machine can use the server: set --api-key, or --host 127.0.0.1")
     else:
@@ -246,16 +313,26 @@ def _bind_tcp(host: str | None, port: int) -> socket.socket:
     return socket.create_server((host or "", port), family=family, backlog=BACKLOG)
 
 
-def _bind_unix(path: str) -> socket.socket:
+def _bind_unix(path: str, permissions: int) -> socket.socket:
     """A bound unix socket; one that a dead server left behind is replaced, a live one or another file is not."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            if probe.connect_ex(path) != 0:
+            if probe.connect_ex(path) == errno.ECONNREFUSED:
                 os.unlink(path)
     try:
         listener.bind(path)
+        os.chmod(path, permissions)  # nobody can connect before it listens
     except OSError:
         listener.close()
         raise
     return listener
+
+
+def _file_identity(path: str | None) -> tuple[int, int] | None:
+    if path is None:
+        return None
+    with contextlib.suppress(OSError):
+        status = os.stat(path)
+        return status.st_dev, status.st_ino
+    return None

@@ -30,6 +30,7 @@ from canter.core.config import EngineArgs
 from canter.server.args import ServerArgs
 from canter.server.serve import run_server
 given = json.loads(sys.argv[1])
+vars(sys.modules[run_server.__module__]).update(given["constants"])
 sys.exit(run_server(EngineArgs(**given["engine"]), ServerArgs(**given["server"]), engine_command=given["command"]))
 """
 
@@ -37,7 +38,7 @@ sys.exit(run_server(EngineArgs(**given["engine"]), ServerArgs(**given["server"])
 class Process:
     """A server process on a free port."""
 
-    def __init__(self, *flags: str, model: str | None = None, **server) -> None:
+    def __init__(self, *flags: str, model: str | None = None, constants: dict | None = None, **server) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -46,6 +47,7 @@ class Process:
             "engine": {"model": model or str(model_folder())},
             "server": {"host": "127.0.0.1", "port": self.port, "served_model_name": ["m"], **server},
             "command": [*FAKE_ENGINE, *flags],
+            "constants": constants or {},
         }
         self.process = subprocess.Popen([sys.executable, "-c", SCRIPT, json.dumps(arguments)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
