@@ -13,6 +13,7 @@ from canter.core.config import DeviceFacts, EngineArgs, EngineConfig, resolve
 from canter.core.logging import get_logger
 from canter.core.messages import EngineInfo
 from canter.core.state_specs import StateLayout, plan_layout
+from canter.core.timeline import Timeline
 from canter.device import Device, open_device
 from canter.engine.core import EngineCore
 from canter.kernels import set_num_threads
@@ -71,7 +72,8 @@ def build_engine(args: EngineArgs, on_phase: OnPhase | None = None, device: Devi
         layout = plan_layout(loaded.state_specs(config.block_size))
         size = _size_cache(args, config, layout, device)
         logger.info("%s", size.sentence)
-        runner = _build_runner(config, loaded, layout, size, device)
+        timeline = Timeline()
+        runner = _build_runner(config, loaded, layout, size, device, timeline)
     with phases("warm-up"):
         runner.warm_up()
     scheduler = Scheduler(
@@ -85,9 +87,11 @@ def build_engine(args: EngineArgs, on_phase: OnPhase | None = None, device: Devi
         enable_prefix_caching=config.enable_prefix_caching,
         policy=config.scheduling_policy,
         max_num_queued_reqs=config.max_num_queued_reqs,
+        max_num_queued_tokens=config.max_num_queued_tokens,
+        queue_timeout=config.queue_timeout,
     )
     info = _describe(config, loaded.vocab_size, size, phases.seconds, runner.eager_reason)
-    return EngineCore(scheduler, runner, info, PIPELINE_DEPTH if config.async_scheduling else 1)
+    return EngineCore(scheduler, runner, info, PIPELINE_DEPTH if config.async_scheduling else 1, timeline=timeline)
 
 
 def _size_cache(args: EngineArgs, config: EngineConfig, layout: StateLayout, device: Device) -> CacheSize:
@@ -109,7 +113,9 @@ def _size_cache(args: EngineArgs, config: EngineConfig, layout: StateLayout, dev
     )
 
 
-def _build_runner(config: EngineConfig, loaded: LoadedModel, layout: StateLayout, size: CacheSize, device: Device) -> ModelRunner:
+def _build_runner(
+    config: EngineConfig, loaded: LoadedModel, layout: StateLayout, size: CacheSize, device: Device, timeline: Timeline
+) -> ModelRunner:
     return ModelRunner(
         loaded.model,
         layout,
@@ -120,6 +126,7 @@ def _build_runner(config: EngineConfig, loaded: LoadedModel, layout: StateLayout
         max_model_len=size.max_model_len,
         seed=config.seed,
         enforce_eager=config.enforce_eager,
+        timeline=timeline,
     )
 
 

@@ -59,6 +59,25 @@ class ServerArgs:
     )
     access_log_format: str = _server_arg("text", "Form of those lines: text, or a JSON object each.", ("text", "json"))
     disable_access_log_for_endpoints: str = _server_arg("", "Paths without such lines, separated by commas.")
+    request_timeout: float | None = _server_arg(
+        None, "Most seconds that a request may take; then it gets 504, or its stream ends with finish_reason abort. Default: no limit."
+    )
+    stall_timeout: float = _server_arg(
+        300.0, "Seconds without a sign of life from an engine that has work, after which /health answers 503."
+    )
+    queue_full_status: int = _server_arg(503, "Status of answers to requests that the queue has no room for.", (429, 503))
+    sse_keep_alive_interval: float = _server_arg(
+        0.0, "Seconds after which a stream that has nothing to say sends a comment, so that no proxy gives it up; 0 for never."
+    )
+    enable_server_load_tracking: bool = _server_arg(False, "Offer /load, the number of requests under way.")
+    enable_tokenizer_info_endpoint: bool = _server_arg(False, "Offer /tokenizer_info: the tokenizer's configuration and chat template.")
+    enable_dev_mode: bool = _server_arg(
+        False, "Offer routes that show and control the engine: /server_info, /pause, /abort_requests and others. Not for the public."
+    )
+    profile_dir: str | None = _server_arg(None, "Folder for traces; with it /start_profile and /stop_profile are offered.")
+    otlp_traces_endpoint: str | None = _server_arg(
+        None, "URL to which a span for each request is sent (OTLP over HTTP), such as http://localhost:4318/v1/traces."
+    )
     ssl_certfile: str | None = _tls_arg(None, "File with the server's certificate and its chain (PEM); turns HTTPS on.")
     ssl_keyfile: str | None = _tls_arg(None, "File with the certificate's private key (PEM). Default: it stands in ssl_certfile.")
     ssl_ca_certs: str | None = _tls_arg(None, "File or directory with the authorities that sign clients' certificates.")
@@ -84,6 +103,13 @@ class ServerArgs:
             raise ConfigError(f"max_body_bytes must be an integer of at least 1, got {self.max_body_bytes!r}.")
         if isinstance(self.shutdown_timeout, bool) or not 0 <= self.shutdown_timeout < float("inf"):
             raise ConfigError(f"shutdown_timeout must be a number of seconds of at least 0, got {self.shutdown_timeout!r}.")
+        for name, zero in (("request_timeout", False), ("stall_timeout", False), ("sse_keep_alive_interval", True)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not (0 <= value < float("inf")) or (value == 0 and not zero)):
+                raise ConfigError(f"{name} must be a number of seconds {'of at least' if zero else 'above'} 0, got {value!r}.")
+        for path in self.silent_paths:
+            if not path.startswith("/"):
+                raise ConfigError(f"disable_access_log_for_endpoints must hold paths that begin with /, got {path!r}.")
         self._verify_tls()
         if not _OCTAL.fullmatch(self.uds_permissions):
             raise ConfigError(f"uds_permissions must be an octal number such as 660, got {self.uds_permissions!r}.")
@@ -97,6 +123,11 @@ class ServerArgs:
                 raise ConfigError(f"{name} needs ssl_certfile, the server's own certificate.")
         if self.ssl_cert_reqs and self.ssl_ca_certs is None:
             raise ConfigError(f"ssl_cert_reqs {self.ssl_cert_reqs} needs ssl_ca_certs, to check the certificates of clients with.")
+
+    @property
+    def silent_paths(self) -> list[str]:
+        """Paths that the access log leaves out."""
+        return [path for path in map(str.strip, self.disable_access_log_for_endpoints.split(",")) if path]
 
     @property
     def api_keys(self) -> list[str]:

@@ -18,16 +18,16 @@ import uvicorn
 
 from canter.client.remote import ENGINE_COMMAND, RemoteClient
 from canter.core.config import EngineArgs
-from canter.core.errors import CanterError, ConfigError, EngineDeadError
+from canter.core.errors import CanterError, ConfigError, EngineDeadError, EngineNotReadyError
 from canter.core.logging import configure_logging, get_logger
 from canter.server.app import build_app
 from canter.server.args import ServerArgs
-from canter.server.auth import OPEN_PATHS
 from canter.server.http_protocol import BoundedHttpProtocol
 from canter.server.metrics import Metrics, StatsLog
 from canter.server.model_text import load_model_text
 from canter.server.state import ServerState
 from canter.server.tls import file_versions, make_context
+from canter.server.tracing import Observers, Tracing
 
 logger = get_logger(__name__)
 
@@ -50,6 +50,7 @@ def run_server(args: EngineArgs, server: ServerArgs, *, engine_command: Sequence
         args.verify()
         server.verify()
         context = make_context(server)
+        tracing = _make_tracing(args, server)
         listener = _listen(server)
     except (ConfigError, OSError) as error:
         return _fail(error)
@@ -57,8 +58,10 @@ def run_server(args: EngineArgs, server: ServerArgs, *, engine_command: Sequence
     loop_factory = uvicorn.Config(app="", log_config=None).get_loop_factory()
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            failure = runner.run(_run(args, server, listener, context, engine_command))
+            failure = runner.run(_run(args, server, listener, context, tracing, engine_command))
     finally:
+        if tracing is not None:
+            tracing.shutdown()
         listener.close()
         if server.uds is not None and _file_identity(server.uds) == socket_file:  # else it is another server's by now
             os.unlink(server.uds)
@@ -66,9 +69,20 @@ def run_server(args: EngineArgs, server: ServerArgs, *, engine_command: Sequence
 
 
 async def _run(
-    args: EngineArgs, server: ServerArgs, listener: socket.socket, context: ssl.SSLContext | None, engine_command: Sequence[str]
+    args: EngineArgs,
+    server: ServerArgs,
+    listener: socket.socket,
+    context: ssl.SSLContext | None,
+    tracing: Tracing | None,
+    engine_command: Sequence[str],
 ) -> BaseException | None:
-    return await _Service(args, server, listener, context, engine_command).run()
+    return await _Service(args, server, listener, context, tracing, engine_command).run()
+
+
+def _make_tracing(args: EngineArgs, server: ServerArgs) -> Tracing | None:
+    if server.otlp_traces_endpoint is None:
+        return None
+    return Tracing(server.otlp_traces_endpoint, (server.served_model_name or [args.model])[0])
 
 
 def _fail(error: BaseException) -> int:
@@ -127,14 +141,16 @@ class _Service:
         server: ServerArgs,
         listener: socket.socket,
         context: ssl.SSLContext | None,
+        tracing: Tracing | None,
         engine_command: Sequence[str],
     ) -> None:
         self._args = args
         self._server_args = server
         self._listener = listener
         self._metrics = Metrics((server.served_model_name or [args.model])[0])
-        self._client = RemoteClient(args, observer=self._metrics, command=engine_command)
-        app = build_app(self._client, None, engine_args=args, server_args=server, metrics=self._metrics)
+        observer = self._metrics if tracing is None else Observers(self._metrics, tracing)
+        self._client = RemoteClient(args, observer=observer, command=engine_command, stall_timeout=server.stall_timeout)
+        app = build_app(self._client, None, engine_args=args, server_args=server, metrics=self._metrics, tracing=tracing)
         self._state: ServerState = app.state.server
         self._http = _Server(_uvicorn_config(app, server), context)
         self._stop = asyncio.Event()
@@ -193,6 +209,7 @@ class _Service:
     async def _wind_down(self, http: asyncio.Task[None], engine: asyncio.Task[None]) -> None:
         """Take no more work, let requests end, then stop the engine."""
         self._state.draining = self._stop.is_set()
+        self._state.traffic.turn_away(EngineNotReadyError("The server is stopping. Send the request to another one."))
         self._stop.set()
         self._http.should_exit = True
         timeout = DEATH_GRACE_SECONDS if self._failure else self._server_args.shutdown_timeout
@@ -255,7 +272,7 @@ def _uvicorn_config(app: object, server: ServerArgs) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
         log_config=None,
-        access_log=not server.disable_uvicorn_access_log,
+        access_log=False,  # `AccessLog` knows more
         lifespan="off",
         ws="none",
         http=BoundedHttpProtocol,
@@ -265,23 +282,12 @@ def _uvicorn_config(app: object, server: ServerArgs) -> uvicorn.Config:
     )
 
 
-class _QuietProbes(logging.Filter):
-    """Keeps what monitors ask every second out of the access log."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        path = record.args[2] if isinstance(record.args, tuple) and len(record.args) > 2 else ""
-        return str(path).partition("?")[0] not in OPEN_PATHS
-
-
 def _configure_uvicorn_logging(server: ServerArgs) -> None:
     """uvicorn's lines go where ours go, in the same form."""
     ours = logging.getLogger("canter")
     logger = logging.getLogger("uvicorn")
     logger.handlers = list(ours.handlers)
     logger.propagate = False
-    access = logging.getLogger("uvicorn.access")
-    if not any(isinstance(known, _QuietProbes) for known in access.filters):
-        access.addFilter(_QuietProbes())
     logger.setLevel(5 if server.uvicorn_log_level == "trace" else server.uvicorn_log_level.upper())
 
 

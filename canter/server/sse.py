@@ -15,6 +15,7 @@ from canter.server.errors import describe, encode_error, log_error
 logger = get_logger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -63,21 +64,45 @@ def stream_response(events: AsyncGenerator[bytes, None]) -> Response:
     """Events to send. An error before the first is an ordinary HTTP error; after it, an event of its own."""
 
     async def work(scope: Scope, receive: Receive, send: Send) -> None:
+        source = kept_alive(events, scope["app"].state.server.server_args.sse_keep_alive_interval)
         try:
-            chunk: bytes | None = await anext(events)
+            chunk: bytes | None = await anext(source)
             await send({"type": "http.response.start", "status": 200, "headers": list(STREAM_HEADERS)})
             try:
                 while chunk is not None:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                    chunk = await anext(events, None)
+                    chunk = await anext(source, None)
             except Exception as error:
                 log_error(error, scope)
                 await send({"type": "http.response.body", "body": error_event(error), "more_body": True})
             await send({"type": "http.response.body", "body": DONE})
         finally:
-            await events.aclose()
+            await source.aclose()
 
     return GuardedResponse(work)
+
+
+def kept_alive(events: AsyncGenerator[bytes, None], seconds: float) -> AsyncGenerator[bytes, None]:
+    """The events, with a comment whenever nothing has come for `seconds`; also before the first, which then can't be an HTTP error."""
+    return _with_comments(events, seconds) if seconds else events
+
+
+async def _with_comments(events: AsyncGenerator[bytes, None], seconds: float) -> AsyncGenerator[bytes, None]:
+    following: asyncio.Future[bytes | None] | None = None
+    try:
+        while True:
+            following = asyncio.ensure_future(anext(events, None))
+            while not (await asyncio.wait((following,), timeout=seconds))[0]:
+                yield KEEP_ALIVE
+            chunk = following.result()
+            if chunk is None:
+                return
+            yield chunk
+    finally:
+        if following is not None:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        await events.aclose()
 
 
 def json_response(answer: Awaitable[object]) -> Response:

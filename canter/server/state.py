@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import re
 import time
-import uuid
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
-from starlette.types import Scope
 
 from canter.client.protocol import EngineClient
 from canter.core.config import EngineArgs
@@ -18,9 +15,10 @@ from canter.server.args import ServerArgs
 from canter.server.generation import Generation
 from canter.server.metrics import Metrics
 from canter.server.model_text import ModelText
+from canter.server.request_ids import SAFE_ID, made_request_id
 from canter.server.schemas.openai import PromptTokensDetails, Usage
-
-_SAFE_ID = re.compile(r"[\w.:@+/-]{1,128}", re.ASCII)
+from canter.server.tracing import Tracing
+from canter.server.traffic import ID_MARK, Traffic
 
 
 @dataclass(eq=False)
@@ -33,9 +31,14 @@ class ServerState:
     metrics: Metrics
     text: ModelText | None = None
     draining: bool = False
+    tracing: Tracing | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     _serial: itertools.count[int] = field(default_factory=itertools.count)
     _generation: Generation | None = None
+    traffic: Traffic = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.traffic = Traffic(self.client, self.server_args.request_timeout)
 
     @property
     def model_names(self) -> list[str]:
@@ -49,7 +52,7 @@ class ServerState:
             self.client.check_health()
             if self.text is None or self.client.info is None:
                 raise EngineNotReadyError("The model is still loading. Try again in a moment.")
-            self._generation = Generation(self.client, self.text, self.engine_args)
+            self._generation = Generation(self.client, self.text, self.engine_args, self.traffic)
         return self._generation
 
     def model_name(self, asked: str | None) -> str:
@@ -65,11 +68,8 @@ class ServerState:
     def new_ids(self, request: Request, prefix: str, asked: str | None) -> tuple[str, str]:
         """(id to show, id for the engine). The client's own id is kept where it can be; the engine's is unique in any case."""
         own = asked or request.headers.get("x-request-id") or ""
-        if not _SAFE_ID.fullmatch(own):
-            shown = f"{prefix}-{made_request_id(request.scope)}"
-            return shown, shown
-        shown = f"{prefix}-{own}"
-        return shown, f"{shown}-{next(self._serial)}"
+        shown = f"{prefix}-{own if SAFE_ID.fullmatch(own) else made_request_id(request.scope)}"
+        return shown, f"{shown}{ID_MARK}{next(self._serial)}"
 
     def usage(self, num_prompt_tokens: int, num_generated: int, num_cached: int) -> Usage:
         return make_usage(num_prompt_tokens, num_generated, num_cached if self.server_args.enable_prompt_tokens_details else None)
@@ -83,9 +83,3 @@ def make_usage(num_prompt_tokens: int, num_generated: int, num_cached: int | Non
 def server_state(request: Request) -> ServerState:
     state: ServerState = request.app.state.server
     return state
-
-
-def made_request_id(scope: Scope) -> str:
-    """The server's own id of an HTTP request: made once, 32 hexadecimal digits."""
-    made: str = scope.setdefault("canter.request_id", uuid.uuid4().hex)
-    return made

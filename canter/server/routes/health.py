@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from canter.core.errors import EngineError, EngineNotReadyError
+from canter.core.errors import EngineDeadError, EngineError, EngineNotReadyError
 from canter.server.errors import LOADING_RETRY_SECONDS, sanitise
 from canter.server.sse import encoder
 from canter.server.state import ServerState, server_state
@@ -13,7 +13,7 @@ from canter.version import __version__
 
 
 async def health(request: Request) -> Response:
-    """200 with no body when requests are served; else 503 and a status: loading, stopping or dead."""
+    """200 with no body when requests are served; else 503 and a status: loading, stopping, stuck or dead."""
     state = server_state(request)
     status = _status(state)
     if status is None:
@@ -30,8 +30,11 @@ def _status(state: ServerState) -> dict[str, object] | None:
         state.client.check_health()
     except EngineNotReadyError:
         return {"status": "loading", "phases": state.client.phases}
-    except EngineError as error:
+    except EngineDeadError as error:
         return {"status": "dead", "message": sanitise(str(error))}
+    except EngineError as error:
+        if not state.traffic.is_paused:  # else it does as it was told
+            return {"status": "stuck", "message": sanitise(str(error))}
     return {"status": "loading", "phases": state.client.phases} if state.text is None else None
 
 

@@ -303,6 +303,23 @@ class CompletionAnswer(Struct):
     system_fingerprint: str | UnsetType | None = UNSET
 
 
+class ModelPermission(Struct):
+    """What OpenAI once told of a model; some clients still read it."""
+
+    id: str
+    created: int
+    object: str = "model_permission"
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: str | None = None
+    is_blocking: bool = False
+
+
 class ModelCard(Struct):
     id: str
     created: int
@@ -311,7 +328,7 @@ class ModelCard(Struct):
     object: str = "model"
     owned_by: str = "canter"
     parent: str | None = None
-    permission: list[Any] = []
+    permission: list[ModelPermission] = []
 
 
 class ModelList(Struct):
