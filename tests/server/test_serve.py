@@ -331,7 +331,7 @@ def test_a_unix_socket_has_the_permissions_asked_for(tmp_path: Path) -> None:
     for permissions in ("660", "600"):
         path = tmp_path / permissions
         with server("--hold", ready=False, uds=str(path), uds_permissions=permissions) as process:
-            process.wait_for_line("listening on unix socket")
+            process.wait_for_line("Started server process")
             assert stat.S_IMODE(path.stat().st_mode) == int(permissions, 8)
             process.signal(signal.SIGTERM)
             assert process.wait() == 0
@@ -353,7 +353,7 @@ def test_a_unix_socket_in_use_or_another_file_is_left_alone(tmp_path: Path) -> N
 def test_a_socket_file_that_another_server_has_put_there_stays(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with server("--hold", ready=False, uds=str(path)) as process:
-        process.wait_for_line("listening on unix socket")
+        process.wait_for_line("Started server process")
         path.unlink()
         with socket.socket(socket.AF_UNIX) as successor:
             successor.bind(str(path))
