@@ -25,10 +25,9 @@ class AccessLog:
         self._logger = logging.getLogger("canter.access")
         self._logger.setLevel("DEBUG" if level == "trace" else level.upper())
         self._as_json = form == "json"
-        if self._as_json:  # whole lines, without the time and level that others begin with
-            handler = logging.StreamHandler(sys.stderr)
-            self._logger.handlers = [handler]
-            self._logger.propagate = False
+        # JSON stands alone on its line, without the time and level that other lines begin with.
+        self._logger.handlers = [logging.StreamHandler(sys.stderr)] if self._as_json else []
+        self._logger.propagate = not self._as_json
 
     def write(self, scope: Scope, status: int, num_bytes: int, seconds: float) -> None:
         """Log one request."""

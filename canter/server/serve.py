@@ -26,7 +26,7 @@ from canter.server.http_protocol import BoundedHttpProtocol
 from canter.server.metrics import Metrics, StatsLog
 from canter.server.model_text import load_model_text
 from canter.server.state import ServerState
-from canter.server.tls import file_versions, make_context
+from canter.server.tls import FileVersions, file_versions, make_context
 from canter.server.tracing import Observers, Tracing
 
 logger = get_logger(__name__)
@@ -209,10 +209,11 @@ class _Service:
     async def _wind_down(self, http: asyncio.Task[None], engine: asyncio.Task[None]) -> None:
         """Take no more work, let requests end, then stop the engine."""
         self._state.draining = self._stop.is_set()
+        is_paused = self._state.traffic.is_paused  # then nothing would come of waiting
         self._state.traffic.turn_away(EngineNotReadyError("The server is stopping. Send the request to another one."))
         self._stop.set()
         self._http.should_exit = True
-        timeout = DEATH_GRACE_SECONDS if self._failure else self._server_args.shutdown_timeout
+        timeout = DEATH_GRACE_SECONDS if self._failure else 0 if is_paused else self._server_args.shutdown_timeout
         if self._client.num_live and timeout:
             logger.info("stopping: %d requests may go on for up to %g s", self._client.num_live, timeout)
         if not await self._client.wait_idle(timeout):
@@ -252,7 +253,9 @@ class _Service:
         """Take renewed files as soon as they fit together; until then the old ones serve on."""
         if not self._server_args.enable_ssl_refresh:
             return
-        known = file_versions(self._server_args)
+        known: FileVersions | None = None
+        with contextlib.suppress(OSError):  # gone since they were read: found missing below, until they are back
+            known = file_versions(self._server_args)
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             try:

@@ -40,7 +40,8 @@ class Tracing:
             raise ConfigError(f"otlp_traces_endpoint must begin with http:// or https://, got {endpoint!r}.")
         sdk = load_sdk()
         exporter = sdk.exporter(endpoint=endpoint, timeout=EXPORT_SECONDS)
-        self._provider = sdk.provider(resource=sdk.resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "canter")}))
+        resource = sdk.resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "canter")})
+        self._provider = sdk.provider(resource=resource, shutdown_on_exit=False)  # `shutdown` does it, in bounded time
         self._provider.add_span_processor(sdk.processor(exporter))
         self._tracer = self._provider.get_tracer("canter")
         self._propagator = sdk.propagator()
