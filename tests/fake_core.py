@@ -10,6 +10,7 @@ from typing import Any
 from canter.core.errors import EngineError
 from canter.core.messages import FINISH_ABORT, FINISH_LENGTH, FINISH_STOP, AddRequest, EngineInfo, EngineStats, RequestDelta, RequestTimes
 from canter.core.plan import TokenLogprobs
+from canter.core.timeline import Timeline
 
 EOS_ID = 256
 VOCAB_SIZE = 260
@@ -70,6 +71,8 @@ class FakeCore:
         self._counts: dict[str, int] = {}
         self._deltas: list[RequestDelta] = []
         self._num_steps = 0
+        self.is_paused = False
+        self.timeline = Timeline()
 
     def add_request(self, request: AddRequest) -> None:
         if self.refuse is not None:
@@ -90,10 +93,13 @@ class FakeCore:
     def step(self) -> list[RequestDelta]:
         self._num_steps += 1
         deltas, self._deltas = self._deltas, []
-        return deltas + [self._advance(request) for request in list(self.requests.values())]
+        if self.is_paused:
+            return deltas
+        self.timeline.next_step()
+        return deltas + self.timeline.around("step", lambda: [self._advance(request) for request in list(self.requests.values())])()
 
     def has_work(self) -> bool:
-        return bool(self.requests or self._deltas)
+        return bool((self.requests and not self.is_paused) or self._deltas)
 
     def has_unfinished(self) -> bool:
         return bool(self.requests)
@@ -104,6 +110,15 @@ class FakeCore:
         )
 
     def utility(self, method: str, args: list[Any]) -> Any:
+        if method in ("pause", "resume"):
+            self.is_paused = method == "pause"
+            return None
+        if method == "reset_prefix_cache":
+            return not self.requests
+        if method == "start_profile":
+            return self.timeline.start(*args)
+        if method == "stop_profile":
+            return self.timeline.stop()
         if method != "echo":
             raise EngineError(f"no method {method}")
         return args

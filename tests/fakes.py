@@ -103,7 +103,9 @@ class FakeEngineClient:
         self.hub.abort(request_ids)
 
     async def utility(self, method: str, *args: Any) -> Any:
-        return self.core.utility(method, list(args))
+        result = self.core.utility(method, list(args))
+        self._schedule()
+        return result
 
     def check_health(self) -> None:
         if self.health is not None:

@@ -143,6 +143,12 @@ class EngineArgs:
     )
     async_scheduling: bool = arg(True, "Schedule the next step while this one computes.", group="scheduler")
     max_num_queued_reqs: int | None = arg(None, "Most requests that may wait; more are refused with 503. Default: 4096.", group="scheduler")
+    max_num_queued_tokens: int | None = arg(
+        None, "Most prompt tokens that may wait, all requests together; more are refused with 503. Default: no limit.", group="scheduler"
+    )
+    queue_timeout: float | None = arg(
+        None, "Most seconds that a request may wait for its first step; then it is refused with 503. Default: no limit.", group="scheduler"
+    )
     disable_log_stats: bool = arg(False, "Don't log throughput every ten seconds.")
 
     @classmethod
@@ -165,6 +171,7 @@ class EngineArgs:
             "num_threads",
             "kv_cache_memory_bytes",
             "max_num_queued_reqs",
+            "max_num_queued_tokens",
         ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
@@ -174,6 +181,9 @@ class EngineArgs:
         slowdown = self.max_prefill_slowdown
         if isinstance(slowdown, bool) or not isinstance(slowdown, int | float) or not (slowdown == 0 or 1 < slowdown < math.inf):
             raise ConfigError(f"max_prefill_slowdown must be 0 or a number above 1, got {slowdown!r}.")
+        timeout = self.queue_timeout
+        if timeout is not None and (isinstance(timeout, bool) or not 0 < timeout < math.inf):
+            raise ConfigError(f"queue_timeout must be a number of seconds above 0, got {timeout!r}.")
         if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization!r}.")
         names = self.logits_processors
@@ -230,6 +240,8 @@ class EngineConfig:
     async_scheduling: bool
     enforce_eager: bool
     max_num_queued_reqs: int
+    max_num_queued_tokens: int | None
+    queue_timeout: float | None
     max_logprobs: int
     seed: int
 
@@ -277,6 +289,8 @@ def resolve(args: EngineArgs, model: ModelFacts, device: DeviceFacts) -> tuple[E
         async_scheduling=args.async_scheduling,
         enforce_eager=args.enforce_eager,
         max_num_queued_reqs=args.max_num_queued_reqs or 4096,
+        max_num_queued_tokens=args.max_num_queued_tokens,
+        queue_timeout=args.queue_timeout,
         max_logprobs=args.max_logprobs,
         seed=args.seed,
     )

@@ -38,6 +38,10 @@ class AuthenticationError(CanterError):
     """No API key, or a wrong one."""
 
 
+class ConflictError(CanterError):
+    """The request asks for a change that what is there does not allow, such as an end of what has not begun."""
+
+
 class PayloadTooLargeError(CanterError):
     """The request body is longer than the server accepts."""
 
@@ -48,6 +52,10 @@ class QueueFullError(CanterError):
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class RequestTimeoutError(CanterError):
+    """The request took longer than the server allows."""
 
 
 class EngineError(CanterError):

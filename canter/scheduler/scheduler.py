@@ -37,6 +37,7 @@ from canter.scheduler.request import Request, RequestStatus
 
 MAX_TOKEN_ID = 2**31 - 1
 NEVER = sys.maxsize
+EXPIRY_SECONDS = 0.1
 WATERMARK = 0.01
 """Fraction of a pool that admission leaves free while others run, so that they need not preempt the newcomer at once."""
 
@@ -86,6 +87,8 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         policy: str = "fcfs",
         max_num_queued_reqs: int | None = 4096,
+        max_num_queued_tokens: int | None = None,
+        queue_timeout: float | None = None,
         num_draft_tokens: int = 0,
     ) -> None:
         _verify(layout, num_blocks, max_model_len, max_num_seqs, max_num_batched_tokens, enable_chunked_prefill)
@@ -93,6 +96,9 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_queued_reqs = max_num_queued_reqs
+        self.max_num_queued_tokens = max_num_queued_tokens
+        self.queue_timeout = queue_timeout
+        self._next_expiry = 0.0
         self.enable_chunked_prefill = enable_chunked_prefill
         self.enable_prefix_caching = enable_prefix_caching
         self.num_draft_tokens = num_draft_tokens
@@ -129,6 +135,7 @@ class Scheduler:
         is_new = message.output_token_ids is None
         if is_new and self.max_num_queued_reqs is not None and len(self._waiting) >= self.max_num_queued_reqs:
             raise QueueFullError(f"{len(self._waiting)} requests wait already, the most that this engine queues. Retry later.")
+        self._verify_queued_tokens(message)
         request = Request(message, now, self._num_arrivals, self.max_model_len, self.cache.new_cache())
         if request.max_total_tokens > self.max_request_tokens:
             raise self._too_long(request)
@@ -150,6 +157,18 @@ class Scheduler:
                 deltas.append(request.make_delta([], None, is_first=False))
         self._drop_ended()
         return deltas
+
+    def expire(self, now: float) -> list[RequestDelta]:
+        """End the requests that have waited for their first step longer than `queue_timeout`. Looks for them ten times a second."""
+        timeout = self.queue_timeout
+        if timeout is None or now < self._next_expiry:
+            return []
+        self._next_expiry = now + min(timeout, EXPIRY_SECONDS)
+        error = RowError(
+            f"The request has waited for {timeout:g} seconds, the longest that this server lets wait.", QueueFullError.__name__
+        )
+        late = [r for r in self._waiting if r.status is RequestStatus.WAITING and now - r.queued_time >= timeout]
+        return self._end_with_errors({request.request_id: error for request in late})
 
     def schedule(self, now: float) -> SchedulePlan:
         """Plan the next step. The plan must be run, and its output given to `update`, in the order of the plans.
@@ -317,6 +336,15 @@ class Scheduler:
                 f"length of {self.max_model_len} tokens. Shorten the prompt.",
                 "prompt",
             )
+
+    def _verify_queued_tokens(self, message: AddRequest) -> None:
+        """Raise `QueueFullError` when too many prompt tokens would wait. One that finds nobody waiting is taken, whatever its length."""
+        limit = self.max_num_queued_tokens
+        if limit is None or not len(self._waiting):
+            return
+        queued = sum(request.num_prompt_tokens for request in self._waiting)
+        if queued + len(message.prompt_token_ids) > limit:
+            raise QueueFullError(f"{queued} prompt tokens wait already; this engine queues at most {limit}. Retry later.")
 
     def _too_long(self, request: Request) -> InvalidRequestError:
         num_output = request.max_total_tokens - request.num_prompt_tokens

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -11,13 +13,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from canter.client.protocol import EngineClient
 from canter.core.config import EngineArgs
+from canter.server.access_log import AccessLog
 from canter.server.args import ServerArgs
 from canter.server.auth import AuthMiddleware
 from canter.server.errors import ErrorMiddleware, on_http_exception
+from canter.server.load_report import LoadReportMiddleware
 from canter.server.metrics import HttpMetricsMiddleware, Metrics
 from canter.server.model_text import ModelText
-from canter.server.routes import anthropic, chat, completions, generate, health, llamacpp, models, ollama, render, responses, tokens
-from canter.server.state import ServerState, made_request_id
+from canter.server.request_ids import made_request_id
+from canter.server.routes import admin, anthropic, chat, completions, generate, health, llamacpp, models, ollama, render, responses, tokens
+from canter.server.state import ServerState
+from canter.server.tracing import TraceContextMiddleware, Tracing
 
 ROUTES = (
     Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
@@ -65,6 +71,7 @@ def build_app(
     engine_args: EngineArgs | None = None,
     server_args: ServerArgs | None = None,
     metrics: Metrics | None = None,
+    tracing: Tracing | None = None,
 ) -> Starlette:
     """The server over an engine client. `text` None: still being read; set `app.state.server.text` when it is there.
 
@@ -72,18 +79,20 @@ def build_app(
     """
     engine_args, server_args = engine_args or EngineArgs(), server_args or ServerArgs()
     names = server_args.served_model_name or [engine_args.model]
-    state = ServerState(client, engine_args, server_args, metrics or Metrics(names[0]), text)
-    app = Starlette(routes=ROUTES, middleware=_middleware(state), exception_handlers={HTTPException: on_http_exception})
+    state = ServerState(client, engine_args, server_args, metrics or Metrics(names[0]), text, tracing=tracing)
+    routes = [*ROUTES, *admin.routes(server_args)]
+    app = Starlette(routes=routes, middleware=_middleware(state, routes), exception_handlers={HTTPException: on_http_exception})
     app.router.redirect_slashes = False
     app.state.server = state
     return app
 
 
-def _middleware(state: ServerState) -> list[Middleware]:
+def _middleware(state: ServerState, routes: Sequence[Route]) -> list[Middleware]:
     """Outermost first. Errors become answers inside the layers that add headers and count."""
     args = state.server_args
-    handlers: dict[object, str] = {route.endpoint: route.path for route in reversed(ROUTES)}
-    layers = [Middleware(HttpMetricsMiddleware, metrics=state.metrics.http, handlers=handlers)]
+    handlers: dict[object, str] = {route.endpoint: route.path for route in reversed(routes)}
+    log = None if args.disable_uvicorn_access_log else AccessLog(args.access_log_format, args.silent_paths, args.uvicorn_log_level)
+    layers = [Middleware(HttpMetricsMiddleware, metrics=state.metrics.http, handlers=handlers, log=log)]
     if args.enable_request_id_headers:
         layers.append(Middleware(RequestIdMiddleware))
     if args.allowed_origins:
@@ -98,7 +107,10 @@ def _middleware(state: ServerState) -> list[Middleware]:
         )
     if args.api_keys:
         layers.append(Middleware(AuthMiddleware, api_keys=args.api_keys))
-    layers.append(Middleware(ErrorMiddleware))
+    if state.tracing is not None:
+        layers.append(Middleware(TraceContextMiddleware))
+    layers.append(Middleware(LoadReportMiddleware, client=state.client))
+    layers.append(Middleware(ErrorMiddleware, queue_full_status=args.queue_full_status, on_refused=state.metrics.on_refused))
     return layers
 
 

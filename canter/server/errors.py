@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from canter.core.errors import (
     AuthenticationError,
     CanterError,
+    ConflictError,
     EngineDeadError,
     EngineError,
     EngineNotReadyError,
@@ -26,12 +27,18 @@ from canter.core.errors import (
     PayloadTooLargeError,
     PermissionDeniedError,
     QueueFullError,
+    RequestTimeoutError,
 )
 from canter.core.logging import get_logger
+from canter.server.request_ids import made_request_id
 from canter.server.schemas import anthropic, ollama
-from canter.server.state import made_request_id
 
 logger = get_logger(__name__)
+
+
+class TooManyRequestsError(QueueFullError):
+    """A full queue, where the server was told to answer with 429."""
+
 
 STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
     (InvalidRequestError, 400, "BadRequestError"),
@@ -39,10 +46,13 @@ STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
     (PermissionDeniedError, 403, "PermissionDeniedError"),
     (ModelNotFoundError, 404, "NotFoundError"),
     (NotFoundError, 404, "NotFoundError"),
+    (ConflictError, 409, "ConflictError"),
     (PayloadTooLargeError, 413, "RequestEntityTooLargeError"),
+    (TooManyRequestsError, 429, "RateLimitError"),
     (QueueFullError, 503, "ServiceUnavailableError"),
     (EngineNotReadyError, 503, "ServiceUnavailableError"),
     (EngineDeadError, 503, "ServiceUnavailableError"),
+    (RequestTimeoutError, 504, "GatewayTimeoutError"),
     (EngineError, 500, "InternalServerError"),
 )
 """Exception, status, `type` in the envelope; the first row that fits counts. What is in no row is our own fault: 500."""
@@ -132,10 +142,15 @@ def on_http_exception(request: Request, error: Exception) -> Response:
 
 
 class ErrorMiddleware:
-    """Turns every exception that a route lets out into an answer; our own faults are logged with their traceback."""
+    """Turns every exception that a route lets out into an answer; our own faults are logged with their traceback.
 
-    def __init__(self, app: ASGIApp) -> None:
+    `on_refused` is told of requests that a full queue had no room for; they get `queue_full_status`.
+    """
+
+    def __init__(self, app: ASGIApp, queue_full_status: int = 503, on_refused: Callable[[], None] = lambda: None) -> None:
         self._app = app
+        self._queue_full_status = queue_full_status
+        self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -152,6 +167,12 @@ class ErrorMiddleware:
             await self._app(scope, receive, watch)
         except ClientDisconnect:
             return
+        except QueueFullError as error:
+            self._on_refused()
+            log_error(error, scope)
+            if not started:
+                refusal = TooManyRequestsError(str(error), error.retry_after) if self._queue_full_status == 429 else error
+                await error_response(refusal)(scope, receive, send)
         except Exception as error:
             log_error(error, scope)
             if not started:

@@ -18,6 +18,7 @@ logger = get_logger(__name__)
 DONE = b"data: [DONE]\n\n"
 PING_SECONDS = 10.0
 EVENT_STREAM = "text/event-stream; charset=utf-8"
+KEEP_ALIVE = b": keep-alive\n\n"
 
 encoder = msgspec.json.Encoder()
 
@@ -39,6 +40,11 @@ class StreamForm:
     error: Callable[[BaseException, Scope], bytes] = error_event
     end: bytes = DONE
     ping: bytes = b""
+
+    @property
+    def takes_comments(self) -> bool:
+        """Whether comments may keep a quiet stream alive: only events can hold them, and pings of its own make them needless."""
+        return self.content_type == EVENT_STREAM and not self.ping
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -79,8 +85,10 @@ def stream_response(events: AsyncGenerator[bytes, None], form: StreamForm = OPEN
 
     async def work(scope: Scope, receive: Receive, send: Send) -> None:
         pings: asyncio.Task[None] | None = None
+        seconds = scope["app"].state.server.server_args.sse_keep_alive_interval if form.takes_comments else 0.0
+        source = kept_alive(events, seconds)
         try:
-            chunk: bytes | None = await anext(events)
+            chunk: bytes | None = await anext(source)
             await send({"type": "http.response.start", "status": 200, "headers": form.headers})
             quiet = asyncio.Event()
             if form.ping:
@@ -89,7 +97,7 @@ def stream_response(events: AsyncGenerator[bytes, None], form: StreamForm = OPEN
                 while chunk is not None:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
                     quiet.clear()
-                    chunk = await anext(events, None)
+                    chunk = await anext(source, None)
             except Exception as error:
                 log_error(error, scope)
                 await _cancel(pings)
@@ -98,7 +106,7 @@ def stream_response(events: AsyncGenerator[bytes, None], form: StreamForm = OPEN
             await send({"type": "http.response.body", "body": form.end})
         finally:
             await _cancel(pings)
-            await events.aclose()
+            await source.aclose()
 
     return GuardedResponse(work)
 
@@ -116,6 +124,29 @@ async def _cancel(task: asyncio.Task[None] | None) -> None:
     if task is not None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def kept_alive(events: AsyncGenerator[bytes, None], seconds: float) -> AsyncGenerator[bytes, None]:
+    """The events, with a comment whenever nothing has come for `seconds`; also before the first, which then can't be an HTTP error."""
+    return _with_comments(events, seconds) if seconds else events
+
+
+async def _with_comments(events: AsyncGenerator[bytes, None], seconds: float) -> AsyncGenerator[bytes, None]:
+    following: asyncio.Future[bytes | None] | None = None
+    try:
+        while True:
+            following = asyncio.ensure_future(anext(events, None))
+            while not (await asyncio.wait((following,), timeout=seconds))[0]:
+                yield KEEP_ALIVE
+            chunk = following.result()
+            if chunk is None:
+                return
+            yield chunk
+    finally:
+        if following is not None:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        await events.aclose()
 
 
 def json_response(answer: Awaitable[object]) -> Response:

@@ -91,10 +91,11 @@ def test_models() -> None:
         assert listed["object"] == "list"
         assert [card["id"] for card in listed["data"]] == ["m", "org/m"]
         card = listed["data"][0]
+        [permission] = card.pop("permission")
+        assert permission["object"] == "model_permission" and permission["allow_sampling"] is True
         assert card.pop("created") > 0
         assert card == {
             "id": "m", "root": "smollm2-135m-instruct", "max_model_len": 512, "object": "model", "owned_by": "canter", "parent": None,
-            "permission": [],
         }  # fmt: skip
         assert (await h.http.get("/v1/models/org/m")).json()["id"] == "org/m"
         assert error_of(await h.http.get("/v1/models/x"), 404)["param"] == "model"

@@ -185,7 +185,7 @@ def test_requests_are_aborted_by_the_id_that_they_show() -> None:
         assert (await post(h, "/inference/v1/abort_requests", request_ids=["generate-tokens-x", "nobody"])).content == b""
         for answer in await asyncio.gather(*asking):
             assert answer.json()["request_id"] == "generate-tokens-x" and answer.json()["choices"][0]["finish_reason"] == "abort"
-        assert not h.app.state.server.token_requests
+        assert h.app.state.server.traffic.num_live == 0
         [left] = h.engine.core.requests
         await post(h, "/inference/v1/abort_requests", request_ids=[left])
         assert (await other).json()["choices"][0]["finish_reason"] == "abort"
@@ -203,7 +203,7 @@ def test_a_client_that_leaves_ends_its_request() -> None:
         await asyncio.gather(asking, return_exceptions=True)
         while not h.engine.core.aborted:
             await asyncio.sleep(0.001)
-        assert not h.app.state.server.token_requests
+        assert h.app.state.server.traffic.num_live == 0
 
     with_harness(body, **OPEN)
 

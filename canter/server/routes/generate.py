@@ -45,7 +45,7 @@ async def generate_tokens(request: Request) -> Response:
     sampling = nested(body.sampling_params, GenerateSampling, "sampling_params") or GenerateSampling()
     job = prepare_tokens(generation, body, sampling, engine_id)
     encoder = _Encoder(state, generation, body, sampling, job, shown_id, model)
-    outputs = _abortable(state, shown_id, engine_id, generation.stream(job))
+    outputs = generation.stream(job)
     return stream_response(encoder.chunks(outputs)) if body.stream else json_response(encoder.answer(outputs))
 
 
@@ -55,8 +55,7 @@ async def abort_requests(request: Request) -> Response:
     body = await read_json(request, AbortRequest, state.server_args.max_body_bytes)
     if len(body.request_ids) > MAX_ABORTS:
         raise InvalidRequestError(f"request_ids may hold at most {MAX_ABORTS} ids, got {len(body.request_ids)}.", "request_ids")
-    # Ids that the server made are the engine's own too, so that requests of every route can be named.
-    await state.client.abort([own for shown in body.request_ids for own in (shown, *state.token_requests.get(shown, ()))])
+    await state.traffic.abort(body.request_ids)
     return Response()
 
 
@@ -89,20 +88,6 @@ def prepare_tokens(generation: Generation, body: GenerateRequest, sampling: Gene
         cache_salt=body.cache_salt,
     )
     return generation.prepare(engine_id, [generation.check_token_ids(body.token_ids, "token_ids")], wishes)
-
-
-async def _abortable(state: ServerState, shown_id: str, engine_id: str, outputs: Outputs) -> Outputs:
-    """The outputs; while they come, the id that the client knows leads to the engine's."""
-    state.token_requests.setdefault(shown_id, []).append(engine_id)
-    try:
-        async with aclosing(outputs):
-            async for item in outputs:
-                yield item
-    finally:
-        engine_ids = state.token_requests[shown_id]
-        engine_ids.remove(engine_id)
-        if not engine_ids:
-            del state.token_requests[shown_id]
 
 
 class _Encoder:

@@ -35,7 +35,8 @@ def _status(state: ServerState) -> dict[str, object] | None:
     except EngineDeadError as error:
         return {"status": "dead", "message": sanitise(str(error))}
     except EngineError as error:
-        return {"status": "stuck", "message": sanitise(str(error))}
+        if not state.traffic.is_paused:  # else it does as it was told
+            return {"status": "stuck", "message": sanitise(str(error))}
     return {"status": "loading", "phases": state.client.phases} if state.text is None else None
 
 
