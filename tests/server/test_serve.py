@@ -414,7 +414,7 @@ def test_a_reader_that_takes_nothing_for_long_is_cut_off() -> None:
     with server(constants={"canter.server.http_protocol": {"WRITE_SECONDS": 0.5}}) as process, socket.socket() as stalled:
         stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stalled.connect(("127.0.0.1", process.port))
-        body = json.dumps({"prompt": "ab", "max_tokens": 500, "logprobs": 5, "n": 20, "temperature": 1}).encode()
+        body = json.dumps({"prompt": ["ab"] * 4, "max_tokens": 500, "logprobs": 20, "n": 20, "temperature": 1}).encode()
         stalled.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
         )
