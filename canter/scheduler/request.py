@@ -96,7 +96,7 @@ class Request:
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if sampling.prompt_logprobs is not None else None
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
-        self.repetition = make_detector(sampling.repetition_detection)
+        self.repetition = make_detector(sampling.repetition_detection, output or ())
         self.queued_time = now
         self.scheduled_time = self.first_token_time = self.last_token_time = 0.0
 

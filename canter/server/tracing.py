@@ -57,6 +57,9 @@ class Tracing:
     def on_step(self, stats: EngineStats) -> None:
         """Steps belong to no request."""
 
+    def on_engine_restart(self) -> None:
+        """Nothing to do: requests go on, and so do their spans."""
+
     def on_tokens(self, state: RequestState, num_tokens: int, seconds: float | None, is_first: bool) -> None:
         """The span tells of the whole."""
 
@@ -111,6 +114,10 @@ class Observers:
     def on_step(self, stats: EngineStats) -> None:
         for observer in self._observers:
             observer.on_step(stats)
+
+    def on_engine_restart(self) -> None:
+        for observer in self._observers:
+            observer.on_engine_restart()
 
     def on_tokens(self, state: RequestState, num_tokens: int, seconds: float | None, is_first: bool) -> None:
         for observer in self._observers:

@@ -9,8 +9,15 @@ import pytest
 
 from canter.core.errors import InvalidRequestError, QueueFullError
 from canter.core.messages import AddRequest
-from canter.core.sampling_params import SamplingParams
+from canter.core.sampling_params import RepetitionDetection, SamplingParams
 from tests.engines import VOCAB_SIZE, Result, engine, mixed_requests, results, tiny_checkpoint
+
+DERIVED = [
+    dict(thinking_token_budget=4, thinking_start_ids=[9], thinking_end_ids=[8], logit_bias={9: 30.0}),
+    dict(thinking_token_budget=6, thinking_start_ids=[9], thinking_end_ids=[7, 7, 8]),
+    dict(repetition_detection=RepetitionDetection(max_pattern_size=2, min_count=4), allowed_token_ids=[20, 21]),
+]
+"""Options for which an engine keeps what it makes of the output so far."""
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3"])
@@ -22,6 +29,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def requests() -> list[AddRequest]:
     """Every sampling option, each with logprobs, half with logprobs of the prompt."""
     made = mixed_requests(60)
+    for i, options in enumerate(DERIVED):
+        params = SamplingParams(max_tokens=24, seed=50 + i, temperature=1.0, **options)
+        made.append(AddRequest(f"derived{i}", [9, 30 + i, 40], params))
     for i, request in enumerate(made):
         request.sampling = request.sampling.clone(logprobs=2, prompt_logprobs=1 if i % 2 else None)
     return made

@@ -20,6 +20,7 @@ from canter.server.body import read_json
 from canter.server.errors import describe, log_error
 from canter.server.generation import Generation, Job, Prompt, Wishes
 from canter.server.logprobs import ChatLogprobsFormat
+from canter.server.request_ids import made_request_id
 from canter.server.responses_encoder import ResponsesEncoder, encode_json
 from canter.server.responses_input import chat_messages, fit, item_decoder, read_items, read_tools
 from canter.server.responses_store import ResponseStore, StoredResponse
@@ -34,7 +35,7 @@ from canter.server.schemas.responses import (
     ResponsesRequest,
 )
 from canter.server.sse import StreamForm, json_response, stream_response
-from canter.server.state import ServerState, made_request_id, server_state
+from canter.server.state import ServerState, server_state
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 
