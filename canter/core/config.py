@@ -59,10 +59,7 @@ class EngineArgs:
     )
     revision: str | None = arg(None, "Branch, tag or commit of a hub model.", group="model")
     dtype: str = arg(
-        "auto",
-        "Type of weights and activations; auto takes the checkpoint's (on the CPU float32 for GGUF files and for int8).",
-        DTYPES,
-        group="model",
+        "auto", "Type of weights and activations; auto takes the checkpoint's (float32 for GGUF files on the CPU).", DTYPES, group="model"
     )
     quantization: str | None = arg(
         None,
@@ -118,8 +115,8 @@ class EngineArgs:
     num_gpu_blocks_override: int | None = arg(None, "Exactly this many cache blocks, whatever the memory.", group="cache")
     kv_cache_dtype: str = arg(
         "auto",
-        "Type of cached keys and values; auto takes the model's, and on the CPU float16 beside the blocks of a GGUF file and int8. float16 "
-        "cuts values off at 65504, fp8 (which is fp8_e4m3) at 448; int8_per_token_head keeps a float scale for each token and head.",
+        "Type of cached keys and values; auto takes the model's, and float16 beside the blocks of a GGUF file on the CPU. float16 cuts "
+        "values off at 65504, fp8 (which is fp8_e4m3) at 448; int8_per_token_head keeps a float scale for each token and head.",
         KV_CACHE_DTYPES,
         group="cache",
     )
@@ -250,8 +247,15 @@ def resolve(args: EngineArgs, model: ModelFacts, device: DeviceFacts) -> tuple[E
     """Settle every automatic choice. Returns the configuration and one sentence for each choice that was made."""
     reasons: list[str] = []
     kind = args.device if args.device != "auto" else device.kind
+    dtype = args.dtype
+    if dtype == "auto":
+        dtype = model.dtype
+        if dtype == "float16" and kind == "cpu":
+            dtype = "bfloat16"
+            reasons.append("dtype bfloat16: the checkpoint is float16, which CPUs compute slowly.")
+        else:
+            reasons.append(f"dtype {dtype}: the checkpoint's.")
     quantization = _quantization(args.quantization, model, reasons)
-    dtype = args.dtype if args.dtype != "auto" else _dtype(model, quantization, kind, reasons)
     kv_cache_dtype = _kv_cache_dtype(args.kv_cache_dtype, dtype, quantization, kind, reasons)
     max_model_len = args.max_model_len or model.context_length
     if args.max_model_len is not None and args.max_model_len > model.context_length:
@@ -297,18 +301,6 @@ def resolve(args: EngineArgs, model: ModelFacts, device: DeviceFacts) -> tuple[E
     return config, reasons
 
 
-def _dtype(model: ModelFacts, quantization: str, device: str, reasons: list[str]) -> str:
-    """The checkpoint's type, or one in which the CPU computes better."""
-    if quantization == "int8" and device == "cpu":
-        reasons.append("dtype float32: with int8 weights it takes no more time than bfloat16, and rounds less.")
-        return "float32"
-    if model.dtype == "float16" and device == "cpu":
-        reasons.append("dtype bfloat16: the checkpoint is float16, which CPUs compute slowly.")
-        return "bfloat16"
-    reasons.append(f"dtype {model.dtype}: the checkpoint's.")
-    return model.dtype
-
-
 def _quantization(asked: str | None, model: ModelFacts, reasons: list[str]) -> str:
     """The form that weights are computed in, checked against what the checkpoint holds."""
     held = model.quantization
@@ -325,11 +317,11 @@ def _quantization(asked: str | None, model: ModelFacts, reasons: list[str]) -> s
 
 
 def _kv_cache_dtype(asked: str, dtype: str, quantization: str, device: str, reasons: list[str]) -> str:
-    """auto is the activations' type; beside blocks of a few bits, float32 keys and values would only cost memory and time."""
+    """auto is the activations' type; beside the blocks of a GGUF file, float32 keys and values would only cost memory and time."""
     if asked != "auto":
         return "fp8_e4m3" if asked == "fp8" else asked
-    if quantization in ("gguf", "int8") and device == "cpu" and dtype == "float32":
-        reasons.append("kv_cache_dtype float16: the weights are blocks of few bits, coarser than that; float32 would double the cache.")
+    if quantization == "gguf" and device == "cpu" and dtype == "float32":
+        reasons.append("kv_cache_dtype float16: the weights are GGUF blocks, coarser than that; float32 would double the cache.")
         return "float16"
     return dtype
 
