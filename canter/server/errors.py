@@ -172,7 +172,7 @@ class ErrorMiddleware:
             log_error(error, scope)
             if not started:
                 refusal = TooManyRequestsError(str(error), error.retry_after) if self._queue_full_status == 429 else error
-                await error_response(refusal)(scope, receive, send)
+                await error_response(refusal, scope)(scope, receive, send)
         except Exception as error:
             log_error(error, scope)
             if not started:
