@@ -14,6 +14,8 @@ INSTALL := $(PIP) install -c $(CONSTRAINTS) $(if $(TORCH_INDEX),--extra-index-ur
 PYTEST_ARGS ?=
 SCREENSHOTS ?=
 BENCH_ARGS ?=
+# Names of the clients to run; none for all.
+CLIENTS ?=
 # Compiler processes of the native tests.
 JOBS ?= 2
 # What an Arm build of the native core compiles, without what needs Python's headers, and how to see that it would compile.
@@ -23,7 +25,7 @@ ARM_SYNTAX := $(ARM_CXX) -std=c++20 -ffp-contract=off -fsyntax-only -Wall -Wextr
 NATIVE_TESTS := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCANTER_TESTS=ON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo check check-arm test test-real test-page test-native test-native-arm bench docs clean
+.PHONY: help setup dev demo check check-arm test clients test-real test-page test-native test-native-arm bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -87,6 +89,10 @@ test: dev ## the whole suite but the slow tests
 
 test-real: dev ## tests on real weights: the bundled model, and those in the directory CANTER_TEST_WEIGHTS
 	$(BIN)/python -m pytest -m "real or slow" $(PYTEST_ARGS)
+
+# In an environment of their own: some of them need libraries that Canter does not. Of the system: node and npm.
+clients: setup ## real client libraries, unmodified, against a server with the bundled model
+	$(BIN)/python tests/clients/run.py $(CLIENTS)
 
 # Of the system: chromium, fonts-dejavu-core. SCREENSHOTS=docs/images takes the pictures of the documentation anew.
 test-page: dev ## the built-in page in a headless Chromium

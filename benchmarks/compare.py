@@ -173,10 +173,10 @@ class Comparison:
         arguments: dict[str, Any] = {"model": self.model_for(row), "num_threads": self.threads, "max_num_seqs": 64}
         if row.work in WORKS:
             arguments["max_model_len"] = self.max_len(row)
+        if Path(arguments["model"]).is_dir():
+            arguments["dtype"] = "bfloat16"
         if row.format == "int8":
             arguments["quantization"] = "int8"
-        elif Path(arguments["model"]).is_dir():
-            arguments["dtype"] = "bfloat16"
         return arguments | self.options.canter_args
 
     def max_len(self, row: Row) -> int:
@@ -254,9 +254,10 @@ class Comparison:
         model = self.model_for(row)
         extra = words.get(who, [])
         if who == "canter":
-            form = ["--quantization", "int8"] if row.format == "int8" else ["--dtype", "bfloat16"] if Path(model).is_dir() else []
+            dtype = ["--dtype", "bfloat16"] if Path(model).is_dir() else []
+            quantization = ["--quantization", "int8"] if row.format == "int8" else []
             command = [sys.executable, "-m", "canter", "serve", "--model", model, "--port", "{port}", "--num-threads", str(self.threads)]
-            return HttpServer([*command, *form, *extra], engines.canter_env())
+            return HttpServer([*command, *dtype, *quantization, *extra], engines.canter_env())
         place = self.place(who)
         if who == "llama-server":
             return HttpServer(

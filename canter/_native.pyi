@@ -311,6 +311,26 @@ def draw_tokens(
 def keep_tokens(logits: int, top_k: int, top_p: int, log_min_p: int, rows: int, vocab: int, /) -> None: ...
 def allow_tokens(logits: int, lines: int, starts: int, ids: int, count: int, rows: int, vocab: int, /) -> None: ...
 def add_to_tokens(logits: int, lines: int, ids: int, values: int, count: int, rows: int, vocab: int, /) -> None: ...
+def forbid_words(
+    logits: int,
+    lines: int,
+    last: int,
+    prefixes: int,
+    lengths: int,
+    rows: int,
+    first: int,
+    drafts: int,
+    token_ids: int,
+    total_len: int,
+    input_ids: int,
+    count: int,
+    longest: int,
+    num_rows: int,
+    width: int,
+    num_lines: int,
+    vocab: int,
+    /,
+) -> None: ...
 def penalize(
     logits: int,
     lines: int,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from canter.core.errors import EngineError
 from canter.core.messages import FINISH_ABORT, FINISH_LENGTH, FINISH_STOP, AddRequest, EngineInfo, EngineStats, RequestDelta, RequestTimes
 from canter.core.plan import TokenLogprobs
+from canter.core.timeline import Timeline
 
 EOS_ID = 256
 VOCAB_SIZE = 260
@@ -69,15 +71,18 @@ class FakeCore:
         self._counts: dict[str, int] = {}
         self._deltas: list[RequestDelta] = []
         self._num_steps = 0
+        self.is_paused = False
+        self.timeline = Timeline()
 
     def add_request(self, request: AddRequest) -> None:
         if self.refuse is not None:
             raise self.refuse
         self.requests[request.request_id] = request
         self.seen.append(request)
-        self._tokens[request.request_id] = iter(self._answer(request))
+        told = len(request.output_token_ids or ())
+        self._tokens[request.request_id] = itertools.islice(self._answer(request), told, None)
         self._times[request.request_id] = RequestTimes(queued=time.time())
-        self._counts[request.request_id] = 0
+        self._counts[request.request_id] = told
 
     def abort(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
@@ -88,10 +93,13 @@ class FakeCore:
     def step(self) -> list[RequestDelta]:
         self._num_steps += 1
         deltas, self._deltas = self._deltas, []
-        return deltas + [self._advance(request) for request in list(self.requests.values())]
+        if self.is_paused:
+            return deltas
+        self.timeline.next_step()
+        return deltas + self.timeline.around("step", lambda: [self._advance(request) for request in list(self.requests.values())])()
 
     def has_work(self) -> bool:
-        return bool(self.requests or self._deltas)
+        return bool((self.requests and not self.is_paused) or self._deltas)
 
     def has_unfinished(self) -> bool:
         return bool(self.requests)
@@ -102,6 +110,15 @@ class FakeCore:
         )
 
     def utility(self, method: str, args: list[Any]) -> Any:
+        if method in ("pause", "resume"):
+            self.is_paused = method == "pause"
+            return None
+        if method == "reset_prefix_cache":
+            return not self.requests
+        if method == "start_profile":
+            return self.timeline.start(*args)
+        if method == "stop_profile":
+            return self.timeline.stop()
         if method != "echo":
             raise EngineError(f"no method {method}")
         return args
@@ -112,7 +129,7 @@ class FakeCore:
     def _advance(self, request: AddRequest) -> RequestDelta:
         delta = RequestDelta(request.request_id, [], num_cached_tokens=len(request.prompt_token_ids) // 16 * 16)
         params, now, times = request.sampling, time.time(), self._times[request.request_id]
-        if times.first_token == 0 and params.prompt_logprobs is not None:
+        if self._counts[request.request_id] == 0 and params.prompt_logprobs is not None:
             delta.prompt_logprobs = [fake_logprobs(t, params.prompt_logprobs) for t in request.prompt_token_ids[1:]]
         for _ in range(self._per_step):
             token = next(self._tokens[request.request_id], EOS_ID)

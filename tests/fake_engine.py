@@ -4,6 +4,8 @@
 --crash          dies while it loads, without a word
 --hold           loads for ever
 --die-after N    dies after N steps
+--poison CHAR    dies in the step after one in which a request ran whose prompt begins with this character
+--loads-once F   dies while it loads when the file F is there, and makes it
 --delay S        seconds between steps
 """
 
@@ -22,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import zmq
 
 from canter.core import messages
+from canter.core.black_box import write_running
 from canter.core.errors import CanterError
 from tests.fake_core import FakeCore
 
@@ -32,6 +35,8 @@ def main() -> int:
     parser.add_argument("--crash", action="store_true")
     parser.add_argument("--hold", action="store_true")
     parser.add_argument("--die-after", type=int, default=-1)
+    parser.add_argument("--poison", type=ord)
+    parser.add_argument("--loads-once", type=Path)
     parser.add_argument("--delay", type=float, default=0.0)
     options = parser.parse_args()
     start = json.loads(sys.stdin.readline())
@@ -43,6 +48,9 @@ def main() -> int:
         socket.send(messages.encode(message))
 
     send(messages.LoadPhase("weights", 0.25))
+    if options.loads_once is not None:
+        options.crash = options.loads_once.exists()
+        options.loads_once.touch()
     if options.crash:
         os._exit(3)
     if options.fail:
@@ -53,15 +61,18 @@ def main() -> int:
         time.sleep(1)
     core = FakeCore()
     send(messages.Ready(core.info))
-    steps = 0
+    steps, poisons = 0, list[int]()
+    write_running(start["black_box"], [])
     while True:
         while not core.has_work() or socket.poll(0):
             message = messages.decode_frontend(socket.recv())
             if isinstance(message, messages.Shutdown):
                 return 0
             handle(core, message, send)
-        if steps == options.die_after:
+        write_running(start["black_box"], core.requests)
+        if steps == options.die_after or options.poison in poisons:
             os._exit(4)
+        poisons = [request.prompt_token_ids[0] for request in core.requests.values()]
         steps += 1
         time.sleep(options.delay)
         send(messages.Outputs(core.step(), core.stats()))

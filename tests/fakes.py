@@ -85,6 +85,7 @@ class FakeEngineClient:
         self.info: EngineInfo | None = INFO
         self.phases = {"weights": 1.5}
         self.paused = False
+        self.is_restarting = False
         self.health: Exception | None = None
         self.hub = RequestHub(self._send, fake_tokenizer(), observer)
         self._scheduled = False
@@ -102,7 +103,9 @@ class FakeEngineClient:
         self.hub.abort(request_ids)
 
     async def utility(self, method: str, *args: Any) -> Any:
-        return self.core.utility(method, list(args))
+        result = self.core.utility(method, list(args))
+        self._schedule()
+        return result
 
     def check_health(self) -> None:
         if self.health is not None:

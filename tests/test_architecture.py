@@ -38,6 +38,7 @@ CONFINED = {
     "tokenizers": ("canter.text",),
     "starlette": ("canter.server",),
     "uvicorn": ("canter.server",),
+    "opentelemetry": ("canter.server.tracing",),
     "canter._native": ("canter.kernels.native",),
 }
 """Library -> the only modules (with what is below them) that may import it."""
@@ -51,6 +52,7 @@ LAZY_FACTORIES = {
     "canter.cli.collect_env": {"_torch_report"},
     "canter.logits_processors.loading": {"load_class"},
     "canter.models.registry": {"get_model_class"},
+    "canter.server.tracing": {"load_sdk"},
 }
 """Module -> functions that may import: they load what only some processes need."""
 

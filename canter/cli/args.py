@@ -20,7 +20,7 @@ from canter.core.config import EngineArgs, parse_bytes
 from canter.core.errors import ConfigError
 from canter.core.vllm_names import explain_unknown
 
-BYTE_FIELDS = frozenset({"kv_cache_memory_bytes", "max_body_bytes"})
+BYTE_FIELDS = frozenset({"kv_cache_memory_bytes", "max_body_bytes", "responses_store_bytes"})
 """Fields that take 512M, 2G and the like."""
 
 COUNT_FIELDS = frozenset({"max_model_len", "max_num_batched_tokens"})

@@ -20,6 +20,11 @@ class Mailbox:
         self._error: BaseException | None = None
         self._reader: asyncio.Future[None] | None = None
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether an error waits for the reader: then nothing more is of use to it."""
+        return self._error is not None
+
     def put(self, output: RequestOutput) -> None:
         self._output = output if self._output is None else merge_outputs(self._output, output, self._kind)
         self._wake()

@@ -193,6 +193,8 @@ class RequestState:
         self._has_shown = False
         self._text: list[str] = []
         self._token_ids: list[int] = []
+        # All tokens so far: what the request needs to go on in another engine.
+        self.output_token_ids: list[int] = [] if params.output_kind is OutputKind.DELTA else self._token_ids
         self._logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
         self._cumulative_logprob: float | None = None if params.logprobs is None else 0.0
         self._prompt_logprobs: list[PositionLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
@@ -209,7 +211,7 @@ class RequestState:
         if self.finished:
             return None
         self.num_cached_tokens = max(self.num_cached_tokens, delta.num_cached_tokens)
-        self.num_preemptions = delta.num_preemptions
+        self.num_preemptions = max(self.num_preemptions, delta.num_preemptions)
         if delta.prompt_logprobs and self._prompt_logprobs is not None:
             self._prompt_logprobs.extend(format_logprobs(p, self._texts) for p in delta.prompt_logprobs)
         self._take_tokens(delta)
@@ -256,6 +258,8 @@ class RequestState:
 
     def _record(self, token_ids: list[int], logprobs: list[TokenLogprobs] | None) -> None:
         self._token_ids.extend(token_ids)
+        if self.output_token_ids is not self._token_ids:
+            self.output_token_ids.extend(token_ids)
         self.metrics.num_generation_tokens += len(token_ids)
         if self._logprobs is None or not logprobs:
             return
@@ -267,9 +271,12 @@ class RequestState:
         if delta.times is None:
             return
         metrics, times = self.metrics, delta.times
-        metrics.queued_ts, metrics.scheduled_ts = times.queued, times.scheduled
-        metrics.first_token_ts, metrics.last_token_ts = times.first_token, times.last_token
-        if times.first_token:
+        # The first engine that had the request knows when it began.
+        metrics.queued_ts = metrics.queued_ts or times.queued
+        metrics.scheduled_ts = metrics.scheduled_ts or times.scheduled
+        metrics.last_token_ts = times.last_token or metrics.last_token_ts
+        if times.first_token and not metrics.first_token_ts:
+            metrics.first_token_ts = times.first_token
             metrics.first_token_latency = max(0.0, times.first_token - metrics.arrival_time)
 
     def _finish(self, delta: RequestDelta) -> None:

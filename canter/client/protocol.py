@@ -19,6 +19,11 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def is_restarting(self) -> bool:
+        """Whether the engine has died and another is on its way. Requests are taken nevertheless, and wait."""
+        ...
+
+    @property
     def phases(self) -> dict[str, float]:
         """Seconds of each phase of start-up that has ended."""
         ...
@@ -54,7 +59,8 @@ class EngineClient(Protocol):
         ...
 
     def check_health(self) -> None:
-        """Raises `EngineNotReadyError` while loading, `EngineDeadError` when gone, `EngineError` when stuck."""
+        """Raises `EngineNotReadyError` while loading, `EngineRestartingError` while loading anew, `EngineDeadError` when gone,
+        `EngineError` when stuck."""
         ...
 
     async def shutdown(self, drain_timeout: float = 0.0) -> None:
@@ -67,6 +73,10 @@ class RequestObserver(Protocol):
 
     def on_step(self, stats: EngineStats) -> None:
         """The engine has finished a step."""
+        ...
+
+    def on_engine_restart(self) -> None:
+        """The engine has died and is started again."""
         ...
 
     def on_tokens(self, state: RequestState, num_tokens: int, seconds: float | None, is_first: bool) -> None:

@@ -1,28 +1,21 @@
-"""The client of an engine in a process of its own: starts it, talks to it over a private ZeroMQ socket, and watches it."""
+"""The client of an engine in a process of its own: starts it, talks to it, and starts it again when it has died."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-import json
-import os
-import shutil
-import sys
-import tempfile
 import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
-import zmq
-
+from canter.client.child import ENGINE_COMMAND, EngineChild
 from canter.client.hub import RequestHub, most_live
 from canter.client.outputs import RequestOutput
 from canter.client.protocol import RequestObserver
+from canter.client.restarts import RestartPolicy
 from canter.core import messages
 from canter.core.config import EngineArgs
-from canter.core.errors import CanterError, ConfigError, EngineDeadError, EngineError, EngineNotReadyError
+from canter.core.errors import CanterError, ConfigError, EngineDeadError, EngineError, EngineNotReadyError, EngineRestartingError
 from canter.core.logging import get_logger
 from canter.core.messages import (
     EngineInfo,
@@ -41,13 +34,10 @@ from canter.text.tokenizer import Tokenizer
 
 logger = get_logger(__name__)
 
-ENGINE_COMMAND = (sys.executable, "-m", "canter.engine.process")
-MAX_IPC_PATH_BYTES = 100
 EXIT_SECONDS = 10.0
 TERMINATE_SECONDS = 2.0
 STALL_SECONDS = 300.0
 LONGEST_WAIT = 365 * 24 * 3600.0
-_READABLE = int(zmq.POLLIN)  # zmq's own flags are of an enum, slow to combine
 
 
 class RemoteClient:
@@ -55,6 +45,7 @@ class RemoteClient:
 
     `command` is what is run as the engine; `stall_timeout`: seconds without a sign of life, while requests run,
     after which `check_health` raises. `tokenizer` may come later (`set_tokenizer`), but before the first request.
+    `restarts`: when a ready engine dies, it is started again and requests go on; None: they end with an error.
     """
 
     def __init__(
@@ -65,25 +56,27 @@ class RemoteClient:
         observer: RequestObserver | None = None,
         command: Sequence[str] = ENGINE_COMMAND,
         stall_timeout: float = STALL_SECONDS,
+        restarts: RestartPolicy | None = None,
     ) -> None:
         self.info: EngineInfo | None = None
         self.phases: dict[str, float] = {}
         self._args = args
         self._command = tuple(command)
         self._stall_timeout = stall_timeout
-        self._hub = RequestHub(self._send, tokenizer, observer)
+        self._restarts = restarts
+        self._hub = RequestHub(self._send, tokenizer, observer, args.seed)
         self._failure: CanterError | None = None
         self._stopping = False
+        self._is_serving = False
+        self._last_words: CanterError | None = None
+        self._died_at = 0.0
         self._settled = asyncio.Event()
         self._dead = asyncio.Event()
         self._utilities: dict[int, asyncio.Future[Any]] = {}
         self._call_ids = itertools.count()
-        self._directory: str | None = None
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._socket: zmq.Socket[bytes] | None = None
-        self._engine_identity: bytes | None = None
-        self._process: asyncio.subprocess.Process | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._child: EngineChild | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._resuming: asyncio.Task[None] | None = None
 
     @property
     def stats(self) -> EngineStats:
@@ -96,32 +89,22 @@ class RemoteClient:
 
     @property
     def process_id(self) -> int | None:
-        return None if self._process is None else self._process.pid
+        """Of the engine that runs, or the last that did."""
+        return None if self._child is None else self._child.pid
+
+    @property
+    def is_restarting(self) -> bool:
+        """See `EngineClient.is_restarting`."""
+        return self.info is not None and not self._is_serving and not self._stopping and not self._dead.is_set()
 
     def set_tokenizer(self, tokenizer: Tokenizer) -> None:
         self._hub.set_tokenizer(tokenizer)
 
     async def start(self) -> None:
-        """Bind the socket and start the engine process; returns before it has loaded."""
-        self._directory = _private_directory()
-        address = f"ipc://{self._directory}/engine"
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        for option in (zmq.SNDHWM, zmq.RCVHWM, zmq.LINGER):
-            self._socket.setsockopt(option, 0)
-        self._socket.bind(address)
-        try:
-            # A session of its own keeps a terminal's Ctrl-C from the engine, so that requests can be drained.
-            self._process = await asyncio.create_subprocess_exec(*self._command, stdin=asyncio.subprocess.PIPE, start_new_session=True)
-        except OSError:
-            await self._close()
-            raise
-        # Not through zmq.asyncio: its futures cost more for each message than all that is then done with it.
-        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._receive)
-        self._tasks = [asyncio.create_task(self._watch())]
-        line = json.dumps({"address": address, "args": asdict(self._args)}) + "\n"
-        assert self._process.stdin is not None
-        self._process.stdin.write(line.encode())  # stays open: its end tells the engine that this process is gone
+        """Start the engine process; returns before it has loaded. Raises `OSError`."""
+        self._child = EngineChild(self._command, self._args, self._handle)
+        await self._child.start()
+        self._supervisor = asyncio.create_task(self._supervise())
 
     async def wait_ready(self) -> EngineInfo:
         """Wait until the engine serves. Raises `ConfigError` for a mistake of the user's, else `EngineDeadError`."""
@@ -131,12 +114,13 @@ class RemoteClient:
         return self.info
 
     async def wait_dead(self) -> None:
-        """Wait until the engine process has ended, for whatever reason."""
+        """Wait until the engine process has ended, for whatever reason, and no other follows."""
         await self._dead.wait()
 
     def check_health(self) -> None:
         """See `EngineClient.check_health`."""
         self._check_usable()
+        self._check_serving()
         silence = time.monotonic() - self._hub.last_heard
         if self._hub.num_live and silence > self._stall_timeout:
             raise EngineError(f"The engine has not answered for {silence:.0f} seconds.")
@@ -162,6 +146,7 @@ class RemoteClient:
     async def utility(self, method: str, *args: Any) -> Any:
         """See `EngineClient.utility`."""
         self._check_usable()
+        self._check_serving()
         call_id = next(self._call_ids)
         future = self._utilities[call_id] = asyncio.get_running_loop().create_future()
         try:
@@ -184,24 +169,23 @@ class RemoteClient:
             self._hub.fail_all(EngineDeadError("The server is shutting down."))
             await self.wait_idle(1.0)
         self._stopping = True
-        if self._process is not None and not self._dead.is_set():
-            if self.info is not None:
-                self._send(Shutdown())
+        if self._child is not None and not self._dead.is_set():
+            if self._is_serving:
+                self._child.send(Shutdown())
                 await self._wait_exit(EXIT_SECONDS)
-            for stop in (self._process.terminate, self._process.kill):
-                if not self._dead.is_set():
-                    with contextlib.suppress(ProcessLookupError):
-                        stop()
+            for stop in (self._child.terminate, self._child.kill):
+                if self._is_child_alive():
+                    stop()
                     await self._wait_exit(TERMINATE_SECONDS)
         await self._close()
 
     def kill(self) -> None:
         """Kill the engine process at once, and clear away what would stay behind."""
         self._stopping = True
-        if self._process is not None and not self._dead.is_set():
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-        self._remove_directory()
+        if self._child is not None:
+            if self._is_child_alive():
+                self._child.kill()
+            self._child.hide()
 
     def _check_usable(self) -> None:
         if self._failure is not None:
@@ -211,23 +195,13 @@ class RemoteClient:
         if self.info is None:
             raise EngineNotReadyError("The model is still loading. Try again in a moment.")
 
-    def _send(self, message: FrontendMessage) -> None:
-        """Hand a message to the engine. With no limit on the socket's queue this never waits."""
-        if self._socket is None or self._engine_identity is None or self._dead.is_set():
-            return
-        self._socket.send_multipart([self._engine_identity, messages.encode(message)])
-        # The descriptor tells of new events once; sending may have taken note of one that is still to be read.
-        asyncio.get_running_loop().call_soon(self._receive)
+    def _check_serving(self) -> None:
+        if not self._is_serving:
+            raise EngineRestartingError("The engine has died and is being restarted. Try again in a moment.")
 
-    def _receive(self) -> None:
-        """Read all that there is: the descriptor becomes readable again only with what comes later."""
-        while self._socket is not None and cast(int, self._socket.get(zmq.EVENTS)) & _READABLE:
-            self._engine_identity = self._socket.recv()
-            data = self._socket.recv()  # the parts of a message come together
-            try:
-                self._handle(messages.decode_engine(data))
-            except Exception:
-                logger.exception("a message from the engine could not be handled")
+    def _send(self, message: FrontendMessage) -> None:
+        if self._child is not None and self._is_serving:
+            self._child.send(message)
 
     def _handle(self, message: messages.EngineMessage) -> None:
         match message:
@@ -242,13 +216,21 @@ class RemoteClient:
                 self._on_ready(message.info)
             case Failed():
                 kind = ConfigError if message.user_error else EngineDeadError
-                self._fail(kind(message.error))
+                self._last_words = kind(message.error)
 
     def _on_ready(self, info: EngineInfo) -> None:
+        assert self._child is not None
+        is_first = self.info is None
         self.info = info
         self._hub.max_live = most_live(info, self._args)
-        self._remove_directory()  # both ends are connected: now nothing can stay behind, however this process ends
-        self._settled.set()
+        self._child.hide()  # however this process ends now
+        self._is_serving = True
+        if is_first:
+            self._settled.set()
+        else:
+            seconds = time.monotonic() - self._died_at
+            logger.warning("the engine is back after %.1f s: %d requests go on", seconds, self._hub.num_live)
+            self._resuming = asyncio.create_task(self._hub.resume())
 
     def _finish_utility(self, result: UtilityResult) -> None:
         future = self._utilities.get(result.call_id)
@@ -259,28 +241,75 @@ class RemoteClient:
         else:
             future.set_exception(EngineError(result.error))
 
-    async def _watch(self) -> None:
-        """Wait for the end of the process; then nothing that waits for the engine may wait on."""
-        assert self._process is not None
-        code = await self._process.wait()
-        await asyncio.sleep(0.05)  # let its last message, which says why, be read first
+    async def _supervise(self) -> None:
+        """See to the end of one engine after another; then nothing that waits for them may wait on."""
+        error = await self._end_of_life()
+        while error is not None and (delay := self._next_delay()) is not None:
+            await asyncio.sleep(delay)
+            error = await self._next_life()
+        if error is not None:
+            self._failure = error
         self._dead.set()
-        if not self._stopping and self._failure is None:
-            how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-            logger.error("the engine process ended %s", how)
-            self._fail(EngineDeadError(f"The engine process ended {how}."))
         self._settled.set()
-        self._hub.fail_all(EngineDeadError("The engine has been stopped."))
+        self._hub.fail_all(self._for_requests(error or EngineDeadError("The engine has been stopped.")))
 
-    def _fail(self, error: CanterError) -> None:
-        """The engine is of no more use. The first reason is the one that is told."""
-        self._failure = self._failure or error
-        for_requests = error if isinstance(error, EngineError) else EngineDeadError(str(error))
-        self._hub.fail_all(for_requests)
+    async def _end_of_life(self) -> CanterError | None:
+        """Wait for the end of the process; None when it was asked to end, else why it did."""
+        assert self._child is not None
+        code = await self._child.wait()
+        was_serving, self._is_serving = self._is_serving, False
+        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        error = self._last_words or EngineDeadError(f"The engine process ended {how}.")
+        self._last_words = None
+        self._end_utilities(self._for_requests(error))
+        if self._stopping:
+            return None
+        logger.error("the engine process ended %s", how)
+        if was_serving and self._restarts is not None:
+            self._died_at = time.monotonic()
+            await self._stop_resuming()
+            self._hub.hold(self._child.running())
+        return error
+
+    def _next_delay(self) -> float | None:
+        """Seconds until the engine is to be started again; None when it is not."""
+        if self._restarts is None or self.info is None:
+            return None
+        delay, policy = self._restarts.next_delay(time.monotonic()), self._restarts
+        if delay is None:
+            logger.error("the engine is not restarted: it was %d times within %.0f s", policy.num_recent, policy.window)
+        else:
+            logger.warning("restarting the engine in %.0f s (restart %d of at most %d)", delay, policy.num_recent, policy.max_restarts)
+        return delay
+
+    async def _next_life(self) -> CanterError | None:
+        """Start the engine again, and wait for its end as `_end_of_life` does."""
+        assert self._child is not None
+        self._child.close()
+        self.phases.clear()
+        self._child = EngineChild(self._command, self._args, self._handle)
+        try:
+            await self._child.start()
+        except OSError as error:
+            return EngineDeadError(f"The engine process could not be started again: {error.strerror or error}.")
+        return await self._end_of_life()
+
+    def _for_requests(self, error: CanterError) -> EngineError:
+        return error if isinstance(error, EngineError) else EngineDeadError(str(error))
+
+    def _end_utilities(self, error: EngineError) -> None:
         for future in self._utilities.values():
             if not future.done():
-                future.set_exception(for_requests)
-        self._settled.set()
+                future.set_exception(error)
+
+    async def _stop_resuming(self) -> None:
+        task, self._resuming = self._resuming, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def _is_child_alive(self) -> bool:
+        return self._child is not None and self._child.is_alive and not self._dead.is_set()
 
     async def _wait_exit(self, seconds: float) -> None:
         try:
@@ -289,31 +318,11 @@ class RemoteClient:
             logger.warning("the engine process has not ended after %.0f s", seconds)
 
     async def _close(self) -> None:
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()
-        if self._socket is not None:
-            asyncio.get_running_loop().remove_reader(self._socket.fileno())
-            self._socket.close(linger=0)
-            self._socket = None
-        if self._context is not None:
-            self._context.term()
-            self._context = None
-        self._remove_directory()
-
-    def _remove_directory(self) -> None:
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
-
-
-def _private_directory() -> str:
-    """A new directory that only this user may enter, on a path short enough for a unix socket."""
-    path = tempfile.mkdtemp(prefix="canter-")
-    if len(os.fsencode(path)) > MAX_IPC_PATH_BYTES - len("/engine"):
-        os.rmdir(path)
-        path = tempfile.mkdtemp(prefix="canter-", dir="/tmp")
-    return path
+        await self._stop_resuming()
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+            self._dead.set()
+            self._settled.set()
+        if self._child is not None:
+            self._child.close()

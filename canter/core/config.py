@@ -59,10 +59,7 @@ class EngineArgs:
     )
     revision: str | None = arg(None, "Branch, tag or commit of a hub model.", group="model")
     dtype: str = arg(
-        "auto",
-        "Type of weights and activations; auto takes the checkpoint's (on the CPU float32 for GGUF files and for int8).",
-        DTYPES,
-        group="model",
+        "auto", "Type of weights and activations; auto takes the checkpoint's (float32 for GGUF files on the CPU).", DTYPES, group="model"
     )
     quantization: str | None = arg(
         None,
@@ -118,8 +115,8 @@ class EngineArgs:
     num_gpu_blocks_override: int | None = arg(None, "Exactly this many cache blocks, whatever the memory.", group="cache")
     kv_cache_dtype: str = arg(
         "auto",
-        "Type of cached keys and values; auto takes the model's, and on the CPU float16 beside the blocks of a GGUF file and int8. float16 "
-        "cuts values off at 65504, fp8 (which is fp8_e4m3) at 448; int8_per_token_head keeps a float scale for each token and head.",
+        "Type of cached keys and values; auto takes the model's, and float16 beside the blocks of a GGUF file on the CPU. float16 cuts "
+        "values off at 65504, fp8 (which is fp8_e4m3) at 448; int8_per_token_head keeps a float scale for each token and head.",
         KV_CACHE_DTYPES,
         group="cache",
     )
@@ -129,6 +126,12 @@ class EngineArgs:
     long_prefill_token_threshold: int = arg(
         0, "Most prompt tokens that one request gets in a step; 0 for no limit of its own.", group="scheduler"
     )
+    max_prefill_slowdown: float = arg(
+        0.0,
+        "While some generate, compute so few prompt tokens a step that it takes at most so many times as long as one without any. Long "
+        "prompts then wait for those who stream, and take longer. 0 for no such limit.",
+        group="scheduler",
+    )
     enable_chunked_prefill: bool = arg(
         True, "Split prompts that exceed a step's tokens. Without it such prompts are refused.", group="scheduler"
     )
@@ -137,6 +140,12 @@ class EngineArgs:
     )
     async_scheduling: bool = arg(True, "Schedule the next step while this one computes.", group="scheduler")
     max_num_queued_reqs: int | None = arg(None, "Most requests that may wait; more are refused with 503. Default: 4096.", group="scheduler")
+    max_num_queued_tokens: int | None = arg(
+        None, "Most prompt tokens that may wait, all requests together; more are refused with 503. Default: no limit.", group="scheduler"
+    )
+    queue_timeout: float | None = arg(
+        None, "Most seconds that a request may wait for its first step; then it is refused with 503. Default: no limit.", group="scheduler"
+    )
     disable_log_stats: bool = arg(False, "Don't log throughput every ten seconds.")
 
     @classmethod
@@ -159,12 +168,19 @@ class EngineArgs:
             "num_threads",
             "kv_cache_memory_bytes",
             "max_num_queued_reqs",
+            "max_num_queued_tokens",
         ):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}.")
         if not isinstance(self.long_prefill_token_threshold, int) or self.long_prefill_token_threshold < 0:
             raise ConfigError(f"long_prefill_token_threshold must be an integer of at least 0, got {self.long_prefill_token_threshold!r}.")
+        slowdown = self.max_prefill_slowdown
+        if isinstance(slowdown, bool) or not isinstance(slowdown, int | float) or not (slowdown == 0 or 1 < slowdown < math.inf):
+            raise ConfigError(f"max_prefill_slowdown must be 0 or a number above 1, got {slowdown!r}.")
+        timeout = self.queue_timeout
+        if timeout is not None and (isinstance(timeout, bool) or not 0 < timeout < math.inf):
+            raise ConfigError(f"queue_timeout must be a number of seconds above 0, got {timeout!r}.")
         if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization!r}.")
         names = self.logits_processors
@@ -214,12 +230,15 @@ class EngineConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     long_prefill_token_threshold: int
+    max_prefill_slowdown: float
     enable_chunked_prefill: bool
     enable_prefix_caching: bool
     scheduling_policy: str
     async_scheduling: bool
     enforce_eager: bool
     max_num_queued_reqs: int
+    max_num_queued_tokens: int | None
+    queue_timeout: float | None
     max_logprobs: int
     seed: int
 
@@ -228,8 +247,15 @@ def resolve(args: EngineArgs, model: ModelFacts, device: DeviceFacts) -> tuple[E
     """Settle every automatic choice. Returns the configuration and one sentence for each choice that was made."""
     reasons: list[str] = []
     kind = args.device if args.device != "auto" else device.kind
+    dtype = args.dtype
+    if dtype == "auto":
+        dtype = model.dtype
+        if dtype == "float16" and kind == "cpu":
+            dtype = "bfloat16"
+            reasons.append("dtype bfloat16: the checkpoint is float16, which CPUs compute slowly.")
+        else:
+            reasons.append(f"dtype {dtype}: the checkpoint's.")
     quantization = _quantization(args.quantization, model, reasons)
-    dtype = args.dtype if args.dtype != "auto" else _dtype(model, quantization, kind, reasons)
     kv_cache_dtype = _kv_cache_dtype(args.kv_cache_dtype, dtype, quantization, kind, reasons)
     max_model_len = args.max_model_len or model.context_length
     if args.max_model_len is not None and args.max_model_len > model.context_length:
@@ -260,28 +286,19 @@ def resolve(args: EngineArgs, model: ModelFacts, device: DeviceFacts) -> tuple[E
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=budget,
         long_prefill_token_threshold=args.long_prefill_token_threshold,
+        max_prefill_slowdown=args.max_prefill_slowdown,
         enable_chunked_prefill=args.enable_chunked_prefill,
         enable_prefix_caching=args.enable_prefix_caching,
         scheduling_policy=args.scheduling_policy,
         async_scheduling=args.async_scheduling,
         enforce_eager=args.enforce_eager,
         max_num_queued_reqs=args.max_num_queued_reqs or 4096,
+        max_num_queued_tokens=args.max_num_queued_tokens,
+        queue_timeout=args.queue_timeout,
         max_logprobs=args.max_logprobs,
         seed=args.seed,
     )
     return config, reasons
-
-
-def _dtype(model: ModelFacts, quantization: str, device: str, reasons: list[str]) -> str:
-    """The checkpoint's type, or one in which the CPU computes better."""
-    if quantization == "int8" and device == "cpu":
-        reasons.append("dtype float32: with int8 weights it takes no more time than bfloat16, and rounds less.")
-        return "float32"
-    if model.dtype == "float16" and device == "cpu":
-        reasons.append("dtype bfloat16: the checkpoint is float16, which CPUs compute slowly.")
-        return "bfloat16"
-    reasons.append(f"dtype {model.dtype}: the checkpoint's.")
-    return model.dtype
 
 
 def _quantization(asked: str | None, model: ModelFacts, reasons: list[str]) -> str:
@@ -300,11 +317,11 @@ def _quantization(asked: str | None, model: ModelFacts, reasons: list[str]) -> s
 
 
 def _kv_cache_dtype(asked: str, dtype: str, quantization: str, device: str, reasons: list[str]) -> str:
-    """auto is the activations' type; beside blocks of a few bits, float32 keys and values would only cost memory and time."""
+    """auto is the activations' type; beside the blocks of a GGUF file, float32 keys and values would only cost memory and time."""
     if asked != "auto":
         return "fp8_e4m3" if asked == "fp8" else asked
-    if quantization in ("gguf", "int8") and device == "cpu" and dtype == "float32":
-        reasons.append("kv_cache_dtype float16: the weights are blocks of few bits, coarser than that; float32 would double the cache.")
+    if quantization == "gguf" and device == "cpu" and dtype == "float32":
+        reasons.append("kv_cache_dtype float16: the weights are GGUF blocks, coarser than that; float32 would double the cache.")
         return "float16"
     return dtype
 

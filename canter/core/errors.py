@@ -22,8 +22,24 @@ class ModelNotFoundError(CanterError):
     """The request names a model that this server does not serve."""
 
 
+class NotFoundError(CanterError):
+    """Something other than a model that the request names and that isn't there; `param` names the field that names it."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class PermissionDeniedError(CanterError):
+    """A route that the server was not started to offer."""
+
+
 class AuthenticationError(CanterError):
     """No API key, or a wrong one."""
+
+
+class ConflictError(CanterError):
+    """The request asks for a change that what is there does not allow, such as an end of what has not begun."""
 
 
 class PayloadTooLargeError(CanterError):
@@ -38,12 +54,20 @@ class QueueFullError(CanterError):
         self.retry_after = retry_after
 
 
+class RequestTimeoutError(CanterError):
+    """The request took longer than the server allows."""
+
+
 class EngineError(CanterError):
     """The engine failed while it worked on a request."""
 
 
 class EngineNotReadyError(EngineError):
     """The engine is still loading."""
+
+
+class EngineRestartingError(EngineNotReadyError):
+    """The engine has died and is being started again."""
 
 
 class EngineDeadError(EngineError):

@@ -24,7 +24,11 @@ class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
 
 
 class AddRequest(Message):
-    """Start a request. `sampling.n` is 1: the client fans out. `arrival_time` is `time.time()` of the frontend."""
+    """Start a request. `sampling.n` is 1: the client fans out. `arrival_time` is `time.time()` of the frontend.
+
+    `output_token_ids`: not None for a request that an engine before this one had accepted, with the tokens that it has
+    told. It goes on behind them as after a preemption, tells none of them again, and has its place however long the queue is.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
@@ -32,6 +36,7 @@ class AddRequest(Message):
     arrival_time: float = 0.0
     priority: int = 0
     cache_salt: str | None = None
+    output_token_ids: list[int] | None = None
 
 
 class AbortRequests(Message):

@@ -14,6 +14,7 @@ from canter.core.config import DeviceFacts, EngineArgs, EngineConfig, resolve
 from canter.core.logging import get_logger
 from canter.core.messages import EngineInfo
 from canter.core.state_specs import StateLayout, plan_layout
+from canter.core.timeline import Timeline
 from canter.device import Device, open_device
 from canter.engine.core import EngineCore
 from canter.kernels import set_num_threads
@@ -75,7 +76,8 @@ def build_engine(args: EngineArgs, on_phase: OnPhase | None = None, device: Devi
         layout = plan_layout(loaded.state_specs(config.block_size))
         size = _size_cache(args, config, layout, device)
         logger.info("%s", size.sentence)
-        runner = _build_runner(config, loaded, layout, size, device, plugins)
+        timeline = Timeline()
+        runner = _build_runner(config, loaded, layout, size, device, plugins, timeline)
     with phases("warm-up"):
         runner.warm_up()
     scheduler = Scheduler(
@@ -85,14 +87,17 @@ def build_engine(args: EngineArgs, on_phase: OnPhase | None = None, device: Devi
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
+        max_prefill_slowdown=config.max_prefill_slowdown,
         enable_chunked_prefill=config.enable_chunked_prefill,
         enable_prefix_caching=config.enable_prefix_caching,
         policy=config.scheduling_policy,
         max_num_queued_reqs=config.max_num_queued_reqs,
+        max_num_queued_tokens=config.max_num_queued_tokens,
+        queue_timeout=config.queue_timeout,
     )
     info = _describe(config, loaded.vocab_size, size, phases.seconds, runner.eager_reason)
     depth = PIPELINE_DEPTH if config.async_scheduling else 1
-    return EngineCore(scheduler, runner, info, depth, check_params=partial(check_arguments, plugins))
+    return EngineCore(scheduler, runner, info, depth, check_params=partial(check_arguments, plugins), timeline=timeline)
 
 
 def _size_cache(args: EngineArgs, config: EngineConfig, layout: StateLayout, device: Device) -> CacheSize:
@@ -115,7 +120,13 @@ def _size_cache(args: EngineArgs, config: EngineConfig, layout: StateLayout, dev
 
 
 def _build_runner(
-    config: EngineConfig, loaded: LoadedModel, layout: StateLayout, size: CacheSize, device: Device, plugins: list[type[LogitsProcessor]]
+    config: EngineConfig,
+    loaded: LoadedModel,
+    layout: StateLayout,
+    size: CacheSize,
+    device: Device,
+    plugins: list[type[LogitsProcessor]],
+    timeline: Timeline,
 ) -> ModelRunner:
     return ModelRunner(
         loaded.model,
@@ -128,6 +139,7 @@ def _build_runner(
         seed=config.seed,
         enforce_eager=config.enforce_eager,
         logits_processors=plugins,
+        timeline=timeline,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Protocol
 
 from canter.core.errors import EngineDeadError, EngineError, InvalidRequestError
@@ -12,6 +13,7 @@ from canter.core.logging import get_logger
 from canter.core.messages import AddRequest, EngineInfo, EngineStats, RequestDelta
 from canter.core.plan import SchedulePlan, StepOutput
 from canter.core.sampling_params import SamplingParams
+from canter.core.timeline import Timeline
 from canter.scheduler.scheduler import Scheduler
 
 logger = get_logger(__name__)
@@ -53,8 +55,11 @@ class EngineCore:
         depth: int = 2,
         clock: Callable[[], float] = time.time,
         check_params: Callable[[SamplingParams], None] | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         self.info = info
+        self._timeline = timeline or Timeline()
+        self._is_paused = False
         self._scheduler = scheduler
         self._runner = runner
         self._depth = depth
@@ -63,7 +68,15 @@ class EngineCore:
         self._in_flight: deque[tuple[SchedulePlan, PendingOutput]] = deque()
         self._deltas: list[RequestDelta] = []
         self._is_shut_down = False
-        self._utilities: dict[str, Callable[..., Any]] = {"reset_prefix_cache": scheduler.reset_prefix_cache}
+        self.on_new_rows: Callable[[list[str]], None] | None = None
+        """Told the ids of all requests that run, before the first step that some of them run in."""
+        self._utilities: dict[str, Callable[..., Any]] = {
+            "reset_prefix_cache": scheduler.reset_prefix_cache,
+            "pause": self.pause,
+            "resume": self.resume,
+            "start_profile": self._timeline.start,
+            "stop_profile": self._timeline.stop,
+        }
 
     def add_request(self, request: AddRequest) -> None:
         """Queue a request. Raises `InvalidRequestError` or `QueueFullError`, and `EngineDeadError` after `shutdown`; then the
@@ -73,9 +86,9 @@ class EngineCore:
         if not request.prompt_token_ids:
             raise InvalidRequestError("The prompt is empty: at least one token is needed.", "prompt")
         vocab_size = self.info.vocab_size
-        if max(request.prompt_token_ids) >= vocab_size or min(request.prompt_token_ids) < 0:
-            wrong = next(t for t in request.prompt_token_ids if not 0 <= t < vocab_size)
-            raise InvalidRequestError(f"The prompt must hold token ids in [0, {vocab_size}), got {wrong}.", "prompt")
+        _check_ids(request.prompt_token_ids, vocab_size, "The prompt")
+        if request.output_token_ids:
+            _check_ids(request.output_token_ids, vocab_size, "The output so far")
         request.sampling.verify_vocabulary(vocab_size, -1)
         if self._check_params is not None:
             self._check_params(request.sampling)
@@ -87,18 +100,41 @@ class EngineCore:
 
     def step(self) -> list[RequestDelta]:
         """Plan ahead, wait for the oldest step in flight, and return what is new."""
-        while len(self._in_flight) < self._depth and self._scheduler.has_work():
-            plan = self._scheduler.schedule(self._clock())
+        timeline = self._timeline
+        timeline.next_step()
+        self._deltas.extend(self._scheduler.expire(self._clock()))
+        while len(self._in_flight) < self._depth and self._wants_step():
+            plan = timeline.around("schedule", lambda: self._scheduler.schedule(self._clock()))()
             if not plan.has_work:
                 break
-            self._in_flight.append((plan, self._runner.sample(self._runner.execute(plan))))
-        self._finish_oldest()
+            if plan.new_rows and self.on_new_rows is not None:
+                self.on_new_rows(self._scheduler.running_ids())
+            launch = timeline.around("launch", partial(self._launch, plan), step=plan.step_id)
+            self._in_flight.append((plan, launch()))
+        timeline.around("finish", self._finish_oldest)()
+        stats = self._scheduler.stats() if timeline.is_on else None
+        if stats is not None:
+            timeline.count("requests", running=stats.num_running, waiting=stats.num_waiting)
+            timeline.count("cache", used=stats.cache_usage)
         deltas, self._deltas = self._deltas, []
         return deltas
 
     def has_work(self) -> bool:
         """Whether `step` has something to do: requests to run, rows to drop, steps in flight, or deltas to give out."""
-        return bool(self._in_flight or self._deltas) or self._scheduler.has_work()
+        return bool(self._in_flight or self._deltas) or self._wants_step()
+
+    def _wants_step(self) -> bool:
+        return not self._is_paused and self._scheduler.has_work()
+
+    def _launch(self, plan: SchedulePlan) -> PendingOutput:
+        return self._runner.sample(self._runner.execute(plan))
+
+    def pause(self) -> None:
+        """Plan no more steps. Requests stay as they are, new ones are queued, and aborts work."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        self._is_paused = False
 
     def has_unfinished(self) -> bool:
         return self._scheduler.has_unfinished()
@@ -138,3 +174,9 @@ class EngineCore:
             reason = str(error) if isinstance(error, EngineError) else f"The engine failed in a step ({type(error).__name__})."
             return self._scheduler.fail(plan, reason, self._clock())
         return self._scheduler.update(plan, output, self._clock())
+
+
+def _check_ids(token_ids: list[int], vocab_size: int, what: str) -> None:
+    if max(token_ids) >= vocab_size or min(token_ids) < 0:
+        wrong = next(t for t in token_ids if not 0 <= t < vocab_size)
+        raise InvalidRequestError(f"{what} must hold token ids in [0, {vocab_size}), got {wrong}.", "prompt")

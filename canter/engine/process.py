@@ -1,13 +1,15 @@
 """The engine process: `python -m canter.engine.process`, started by a client.
 
 The client writes one line of JSON to its stdin: {"address": ZMQ address of the client's ROUTER socket, "args":
-{engine arguments}}. The engine connects a DEALER socket and sends `LoadPhase` messages, then `Ready` or `Failed`,
-then serves. It ends on `Shutdown`, and at once when its stdin closes: then the client is gone.
+{engine arguments}, "black_box": descriptor where the engine notes which requests run}. The engine connects a DEALER
+socket and sends `LoadPhase` messages, then `Ready` or `Failed`, then serves. It ends on `Shutdown`, and at once when its
+stdin closes: then the client is gone.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import signal
@@ -19,6 +21,7 @@ import msgspec
 import zmq
 
 from canter.core import messages
+from canter.core.black_box import write_running
 from canter.core.config import EngineArgs
 from canter.core.errors import CanterError, EngineError
 from canter.core.logging import configure_logging, get_logger
@@ -132,13 +135,13 @@ def main() -> int:
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.connect(start["address"])
     try:
-        return _load_and_serve(socket, start["args"], import_seconds)
+        return _load_and_serve(socket, start["args"], start["black_box"], import_seconds)
     finally:
         socket.close(linger=2000)
         context.term()
 
 
-def _load_and_serve(socket: zmq.Socket[bytes], arguments: dict[str, Any], import_seconds: float) -> int:
+def _load_and_serve(socket: zmq.Socket[bytes], arguments: dict[str, Any], black_box: int, import_seconds: float) -> int:
     def on_phase(name: str, seconds: float) -> None:
         send(socket, LoadPhase(name, seconds))
 
@@ -153,6 +156,8 @@ def _load_and_serve(socket: zmq.Socket[bytes], arguments: dict[str, Any], import
         logger.exception("start failed")
         send(socket, Failed(f"The engine could not start: {type(error).__name__}: {error}"))
         return 1
+    write_running(black_box, [])
+    core.on_new_rows = functools.partial(write_running, black_box)
     send(socket, Ready(core.info))
     try:
         EngineProcess(core, socket).run()

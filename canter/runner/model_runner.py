@@ -16,6 +16,7 @@ import torch
 from canter.core.plan import NewRow, RowError, ScheduledRow, SchedulePlan, StepOutput, TokenLogprobs
 from canter.core.sampling_params import SamplingParams
 from canter.core.state_specs import StateLayout
+from canter.core.timeline import Timeline
 from canter.device import Device, HostCopy, Pending
 from canter.layers.context import GroupContext, StepContext
 from canter.logits_processors.interface import LogitsProcessor
@@ -70,8 +71,10 @@ class ModelRunner:
         seed: int = 0,
         enforce_eager: bool = False,
         logits_processors: Sequence[type[LogitsProcessor]] = (),
+        timeline: Timeline | None = None,
     ) -> None:
         self._device = device
+        self._timeline = timeline or Timeline()
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._groups = layout.groups
@@ -89,11 +92,14 @@ class ModelRunner:
 
     def execute(self, plan: SchedulePlan) -> PendingForward:
         """Launch the forward of a plan. Plans must come in the scheduler's order."""
-        return PendingForward(plan, self._device.launch(lambda: self._forward(plan)))
+        num_tokens = sum(row.num_tokens for row in plan.rows) if self._timeline.is_on else 0
+        details = {"step": plan.step_id, "requests": len(plan.rows), "tokens": num_tokens}
+        return PendingForward(plan, self._device.launch(self._timeline.around("forward", lambda: self._forward(plan), **details)))
 
     def sample(self, pending: PendingForward) -> PendingOutput:
         """Launch the choice of tokens of a launched forward."""
-        return PendingOutput(pending.plan, self._device.launch(lambda: self._sample(pending)))
+        work = self._timeline.around("sample", lambda: self._sample(pending), step=pending.plan.step_id)
+        return PendingOutput(pending.plan, self._device.launch(work))
 
     def warm_up(self) -> None:
         """Run a short request through the same path as any other, so that the first user's does not pay for first touches."""

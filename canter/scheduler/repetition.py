@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from canter.core.sampling_params import RepetitionDetection
@@ -33,6 +35,11 @@ class RepetitionDetector:
         return bool((runs >= self._needed).any())
 
 
-def make_detector(wanted: RepetitionDetection | None) -> RepetitionDetector | None:
-    """None where nothing is to be detected."""
-    return None if wanted is None or wanted.max_pattern_size == 0 else RepetitionDetector(wanted)
+def make_detector(wanted: RepetitionDetection | None, output: Sequence[int] = ()) -> RepetitionDetector | None:
+    """None where nothing is to be detected. `output`: tokens that another engine has generated, and seen no end in."""
+    if wanted is None or wanted.max_pattern_size == 0:
+        return None
+    detector = RepetitionDetector(wanted)
+    for token_id in output:
+        detector.append(token_id)
+    return detector

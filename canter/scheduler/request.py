@@ -67,10 +67,13 @@ class Request:
 
     def __init__(self, message: AddRequest, now: float, arrival_order: int, max_model_len: int, cache: RequestCache) -> None:
         sampling = message.sampling
+        output = message.output_token_ids
+        if output and sampling.prompt_logprobs is not None:
+            sampling = sampling.clone(prompt_logprobs=None)  # they were told with the first token
         self.request_id = message.request_id
         self.sampling = sampling
-        self.token_ids = list(message.prompt_token_ids)
-        self.num_prompt_tokens = len(self.token_ids)
+        self.token_ids = [*message.prompt_token_ids, *(output or ())]
+        self.num_prompt_tokens = len(message.prompt_token_ids)
         self.max_total_tokens = max_model_len
         if sampling.max_tokens is not None:
             self.max_total_tokens = min(max_model_len, self.num_prompt_tokens + sampling.max_tokens)
@@ -93,7 +96,7 @@ class Request:
         self.prompt_logprobs: list[TokenLogprobs] | None = [] if sampling.prompt_logprobs is not None else None
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
-        self.repetition = make_detector(sampling.repetition_detection)
+        self.repetition = make_detector(sampling.repetition_detection, output or ())
         self.queued_time = now
         self.scheduled_time = self.first_token_time = self.last_token_time = 0.0
 

@@ -31,11 +31,13 @@ from canter.core.state_specs import StateLayout
 from canter.scheduler.cache.coordinator import CacheCoordinator, PrefixHit
 from canter.scheduler.cache.hashing import PrefixHasher
 from canter.scheduler.cache.managers import CacheLimits
+from canter.scheduler.pace import PrefillPace
 from canter.scheduler.queues import make_queue
 from canter.scheduler.request import Request, RequestStatus
 
 MAX_TOKEN_ID = 2**31 - 1
 NEVER = sys.maxsize
+EXPIRY_SECONDS = 0.1
 WATERMARK = 0.01
 """Fraction of a pool that admission leaves free while others run, so that they need not preempt the newcomer at once."""
 
@@ -49,12 +51,18 @@ class _Grant:
     new_block_ids: tuple[list[int], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Flight:
-    """A planned step whose output is awaited. `rows[i]`: request, first position, placeholders that the row added."""
+    """A planned step whose output is awaited. `rows[i]`: request, first position, placeholders that the row added.
+
+    `num_prompt_tokens`: tokens of rows that had more to compute than one that generates.
+    """
 
     step_id: int
     rows: list[tuple[Request, int, int]]
+    planned_at: float = 0.0
+    num_prompt_tokens: int = 0
+    num_generating: int = 0
 
 
 class Scheduler:
@@ -74,10 +82,13 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         long_prefill_token_threshold: int = 0,
+        max_prefill_slowdown: float = 0.0,
         enable_chunked_prefill: bool = True,
         enable_prefix_caching: bool = True,
         policy: str = "fcfs",
         max_num_queued_reqs: int | None = 4096,
+        max_num_queued_tokens: int | None = None,
+        queue_timeout: float | None = None,
         num_draft_tokens: int = 0,
     ) -> None:
         _verify(layout, num_blocks, max_model_len, max_num_seqs, max_num_batched_tokens, enable_chunked_prefill)
@@ -85,12 +96,17 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_queued_reqs = max_num_queued_reqs
+        self.max_num_queued_tokens = max_num_queued_tokens
+        self.queue_timeout = queue_timeout
+        self._next_expiry = 0.0
         self.enable_chunked_prefill = enable_chunked_prefill
         self.enable_prefix_caching = enable_prefix_caching
         self.num_draft_tokens = num_draft_tokens
         self._max_row_tokens = max_num_batched_tokens
         if enable_chunked_prefill and long_prefill_token_threshold > 0:
             self._max_row_tokens = min(max_num_batched_tokens, long_prefill_token_threshold)
+        self._pace = PrefillPace(max_prefill_slowdown) if enable_chunked_prefill and max_prefill_slowdown else None
+        self._last_update = 0.0
         self._device_drafts = (DRAFT_ON_DEVICE,) * num_draft_tokens
         self.cache = CacheCoordinator(layout, num_blocks, CacheLimits(max_model_len, max_num_batched_tokens, num_draft_tokens))
         self.max_request_tokens = min(max_model_len, self.cache.max_tokens_alone() + 1)
@@ -104,19 +120,27 @@ class Scheduler:
         self._finished_ids: list[str] = []
         self._next_step_id = 0
         self._num_arrivals = 0
+        self._prompt_budget = 0
         self._refused: tuple[Request, int] | None = None
         self._counters = EngineStats(num_blocks=self.cache.num_usable_blocks())
 
     # events
 
     def add(self, message: AddRequest, now: float) -> None:
-        """Queue a request. Raises `InvalidRequestError` for one that can never be served, `QueueFullError` when too many wait."""
+        """Queue a request. Raises `InvalidRequestError` for one that can never be served, `QueueFullError` when too many wait.
+
+        One that goes on from an engine before this one was in a queue already: the bound is not for it.
+        """
         self._verify_request(message)
-        if self.max_num_queued_reqs is not None and len(self._waiting) >= self.max_num_queued_reqs:
+        is_new = message.output_token_ids is None
+        if is_new and self.max_num_queued_reqs is not None and len(self._waiting) >= self.max_num_queued_reqs:
             raise QueueFullError(f"{len(self._waiting)} requests wait already, the most that this engine queues. Retry later.")
+        self._verify_queued_tokens(message)
         request = Request(message, now, self._num_arrivals, self.max_model_len, self.cache.new_cache())
         if request.max_total_tokens > self.max_request_tokens:
             raise self._too_long(request)
+        if request.num_tokens >= request.max_total_tokens:
+            raise InvalidRequestError(f"The {request.num_output_tokens} tokens of output so far leave none to generate.", "max_tokens")
         request.publish_at = self._hasher.block_size if self.enable_prefix_caching else NEVER
         self._num_arrivals += 1
         self._requests[request.request_id] = request
@@ -134,6 +158,18 @@ class Scheduler:
         self._drop_ended()
         return deltas
 
+    def expire(self, now: float) -> list[RequestDelta]:
+        """End the requests that have waited for their first step longer than `queue_timeout`. Looks for them ten times a second."""
+        timeout = self.queue_timeout
+        if timeout is None or now < self._next_expiry:
+            return []
+        self._next_expiry = now + min(timeout, EXPIRY_SECONDS)
+        error = RowError(
+            f"The request has waited for {timeout:g} seconds, the longest that this server lets wait.", QueueFullError.__name__
+        )
+        late = [r for r in self._waiting if r.status is RequestStatus.WAITING and now - r.queued_time >= timeout]
+        return self._end_with_errors({request.request_id: error for request in late})
+
     def schedule(self, now: float) -> SchedulePlan:
         """Plan the next step. The plan must be run, and its output given to `update`, in the order of the plans.
 
@@ -142,7 +178,7 @@ class Scheduler:
         plan = SchedulePlan(self._next_step_id, finished_ids=self._finished_ids)
         self._finished_ids = []
         self._next_step_id += 1
-        flight = _Flight(plan.step_id, [])
+        flight = _Flight(plan.step_id, [], now)
         grants, budget, has_memory = self._grant_running(plan)
         for grant in grants:
             self._settle(plan, flight, grant.request, grant.num_tokens, grant.new_block_ids)
@@ -165,6 +201,10 @@ class Scheduler:
         if not plan.rows:
             return []
         flight = self._take_flight(plan, output)
+        if self._pace is not None and flight.num_generating:
+            # A step begins when the one before has ended, or when it is planned.
+            self._pace.note(flight.num_prompt_tokens, max(0.0, now - max(self._last_update, flight.planned_at)))
+        self._last_update = now
         deltas = self._end_with_errors(output.errors)
         any_ended = False
         for i, (request, first_position, num_pending) in enumerate(flight.rows):
@@ -221,6 +261,10 @@ class Scheduler:
             return True
         head = self._waiting.peek()
         return head is not None and len(self._running) < self.max_num_seqs and head.num_output_placeholders == 0
+
+    def running_ids(self) -> list[str]:
+        """The requests that have a row in the runner."""
+        return [request.request_id for request in self._running]
 
     @property
     def num_in_flight(self) -> int:
@@ -293,6 +337,15 @@ class Scheduler:
                 "prompt",
             )
 
+    def _verify_queued_tokens(self, message: AddRequest) -> None:
+        """Raise `QueueFullError` when too many prompt tokens would wait. One that finds nobody waiting is taken, whatever its length."""
+        limit = self.max_num_queued_tokens
+        if limit is None or not len(self._waiting):
+            return
+        queued = sum(request.num_prompt_tokens for request in self._waiting)
+        if queued + len(message.prompt_token_ids) > limit:
+            raise QueueFullError(f"{queued} prompt tokens wait already; this engine queues at most {limit}. Retry later.")
+
     def _too_long(self, request: Request) -> InvalidRequestError:
         num_output = request.max_total_tokens - request.num_prompt_tokens
         advice, param = "Lower max_tokens", "max_tokens"
@@ -310,6 +363,7 @@ class Scheduler:
     def _grant_running(self, plan: SchedulePlan) -> tuple[list[_Grant], int, bool]:
         """Share out the budget among running requests, in order. Returns grants, budget left, and whether memory sufficed."""
         budget = self.max_num_batched_tokens
+        self._prompt_budget = self._prompt_tokens_allowed()
         grants: list[_Grant] = []
         has_memory = True
         i = 0
@@ -317,6 +371,9 @@ class Scheduler:
             request = self._running[i]
             i += 1
             num_tokens = min(request.num_wanted_tokens, budget, self._max_row_tokens)
+            is_prefilling = request.is_prefilling
+            if is_prefilling:
+                num_tokens = min(num_tokens, self._prompt_budget)
             if num_tokens <= 0:
                 continue
             new_block_ids: tuple[list[int], ...] | None = ()
@@ -331,7 +388,14 @@ class Scheduler:
             if new_block_ids is not None:
                 grants.append(_Grant(request, num_tokens, new_block_ids))
                 budget -= num_tokens
+                self._prompt_budget -= num_tokens if is_prefilling else 0
         return grants, budget, has_memory
+
+    def _prompt_tokens_allowed(self) -> int:
+        """Prompt tokens of the step being planned: all that fit, or what those who generate can bear."""
+        if self._pace is None or all(request.is_prefilling for request in self._running):
+            return self.max_num_batched_tokens
+        return self._pace.limit
 
     def _grow(self, request: Request, num_tokens: int) -> tuple[list[int], ...] | None:
         """Slots for the first `num_tokens` tokens, or None. Windows move by what drafts in flight can't take back."""
@@ -378,14 +442,14 @@ class Scheduler:
     def _admit_waiting(self, plan: SchedulePlan, flight: _Flight, budget: int, now: float) -> int:
         """Admit in strict order while budget, rows and memory last; returns the budget left."""
         reserved: list[int] | None = None
-        while budget > 0 and len(self._running) < self.max_num_seqs:
+        while budget > 0 and self._prompt_budget > 0 and len(self._running) < self.max_num_seqs:
             request = self._waiting.peek()
             # A preempted request whose tokens are in flight would sample the same positions twice.
             if request is None or request.num_output_placeholders or self._still_refused(request):
                 break
             if reserved is None:
                 reserved = self._reserved_blocks()
-            num_tokens = self._admit(request, budget, reserved)
+            num_tokens = self._admit(request, min(budget, self._prompt_budget), reserved)
             if num_tokens is None:
                 break
             self._waiting.pop()
@@ -394,6 +458,7 @@ class Scheduler:
                 outstanding = self.cache.num_outstanding(request.cache, request.num_tokens)
                 reserved = [kept + want for kept, want in zip(reserved, outstanding, strict=True)]
             budget -= num_tokens
+            self._prompt_budget -= num_tokens
         return budget
 
     def _still_refused(self, request: Request) -> bool:
@@ -426,7 +491,7 @@ class Scheduler:
             self._refused = (request, self.cache.num_free_blocks())
             return None
         request.num_computed_tokens = num_cached
-        if request.num_preemptions == 0:
+        if request.num_preemptions == 0 and request.num_output_tokens == 0:
             request.num_cached_tokens = num_cached
             if hit:
                 self._counters.prefix_queries += request.num_tokens
@@ -462,6 +527,10 @@ class Scheduler:
         """Write a row into the plan and move the request's counters as if the step had run."""
         start = request.num_computed_tokens
         end = start + num_tokens
+        if request.is_prefilling:
+            flight.num_prompt_tokens += num_tokens
+        else:
+            flight.num_generating += 1
         # A row samples once it reaches the last token there is; tokens beyond are drafts.
         num_drafts = end - len(request.token_ids) - request.num_output_placeholders
         num_pending = 0

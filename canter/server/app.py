@@ -13,13 +13,31 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from canter.client.protocol import EngineClient
 from canter.core.config import EngineArgs
+from canter.server.access_log import AccessLog
 from canter.server.args import ServerArgs
 from canter.server.auth import AuthMiddleware
 from canter.server.errors import ErrorMiddleware, on_http_exception
+from canter.server.load_report import LoadReportMiddleware
 from canter.server.metrics import HttpMetricsMiddleware, Metrics
 from canter.server.model_text import ModelText
-from canter.server.routes import chat, completions, health, models, page, tokens
-from canter.server.state import ServerState, made_request_id
+from canter.server.request_ids import made_request_id
+from canter.server.routes import (
+    admin,
+    anthropic,
+    chat,
+    completions,
+    generate,
+    health,
+    llamacpp,
+    models,
+    ollama,
+    page,
+    render,
+    responses,
+    tokens,
+)
+from canter.server.state import ServerState
+from canter.server.tracing import TraceContextMiddleware, Tracing
 
 ROUTES = (
     Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
@@ -32,6 +50,31 @@ ROUTES = (
     Route("/ping", health.health, methods=["GET", "POST"]),
     Route("/version", health.version, methods=["GET"]),
     Route("/metrics", health.metrics, methods=["GET"]),
+    Route("/v1/responses", responses.create_response, methods=["POST"]),
+    Route("/v1/responses/{response_id}", responses.retrieve_response, methods=["GET"]),
+    Route("/v1/responses/{response_id}", responses.delete_response, methods=["DELETE"]),
+    Route("/v1/responses/{response_id}/cancel", responses.cancel_response, methods=["POST"]),
+    Route("/v1/responses/{response_id}/input_items", responses.list_input_items, methods=["GET"]),
+    Route("/v1/chat/completions/render", render.render_chat, methods=["POST"]),
+    Route("/v1/completions/render", render.render_completions, methods=["POST"]),
+    Route("/v1/responses/render", render.render_responses, methods=["POST"]),
+    Route("/v1/chat/completions/derender", render.derender_chat, methods=["POST"]),
+    Route("/v1/completions/derender", render.derender_completions, methods=["POST"]),
+    Route("/inference/v1/generate", generate.generate_tokens, methods=["POST"]),
+    Route("/inference/v1/abort_requests", generate.abort_requests, methods=["POST"]),
+    # Other dialects: Anthropic's, Ollama's, llama.cpp's.
+    Route("/v1/messages", anthropic.messages, methods=["POST"]),
+    Route("/v1/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),
+    Route("/api/generate", ollama.generate, methods=["POST"]),
+    Route("/api/chat", ollama.chat, methods=["POST"]),
+    Route("/api/tags", ollama.tags, methods=["GET"]),
+    Route("/api/show", ollama.show, methods=["POST"]),
+    Route("/api/ps", ollama.running, methods=["GET"]),
+    Route("/api/version", ollama.version, methods=["GET"]),
+    Route("/completion", llamacpp.completion, methods=["POST"]),
+    Route("/completions", llamacpp.completion, methods=["POST"]),
+    Route("/slots", llamacpp.slots, methods=["GET"]),
+    Route("/props", llamacpp.props, methods=["GET"]),
 )
 
 
@@ -42,6 +85,7 @@ def build_app(
     engine_args: EngineArgs | None = None,
     server_args: ServerArgs | None = None,
     metrics: Metrics | None = None,
+    tracing: Tracing | None = None,
 ) -> Starlette:
     """The server over an engine client. `text` None: still being read; set `app.state.server.text` when it is there.
 
@@ -49,8 +93,8 @@ def build_app(
     """
     engine_args, server_args = engine_args or EngineArgs(), server_args or ServerArgs()
     names = server_args.served_model_name or [engine_args.model]
-    state = ServerState(client, engine_args, server_args, metrics or Metrics(names[0]), text)
-    routes = [*ROUTES, *page.routes(server_args)]
+    state = ServerState(client, engine_args, server_args, metrics or Metrics(names[0]), text, tracing=tracing)
+    routes = [*ROUTES, *admin.routes(server_args), *page.routes(server_args)]
     app = Starlette(routes=routes, middleware=_middleware(state, routes), exception_handlers={HTTPException: on_http_exception})
     app.router.redirect_slashes = False
     app.state.server = state
@@ -61,7 +105,8 @@ def _middleware(state: ServerState, routes: Sequence[Route]) -> list[Middleware]
     """Outermost first. Errors become answers inside the layers that add headers and count."""
     args = state.server_args
     handlers: dict[object, str] = {route.endpoint: route.path for route in reversed(routes)}
-    layers = [Middleware(HttpMetricsMiddleware, metrics=state.metrics.http, handlers=handlers)]
+    log = None if args.disable_uvicorn_access_log else AccessLog(args.access_log_format, args.silent_paths, args.uvicorn_log_level)
+    layers = [Middleware(HttpMetricsMiddleware, metrics=state.metrics.http, handlers=handlers, log=log)]
     if args.enable_request_id_headers:
         layers.append(Middleware(RequestIdMiddleware))
     if args.allowed_origins:
@@ -76,7 +121,10 @@ def _middleware(state: ServerState, routes: Sequence[Route]) -> list[Middleware]
         )
     if args.api_keys:
         layers.append(Middleware(AuthMiddleware, api_keys=args.api_keys, more_open_paths=page.OPEN_PATHS))
-    layers.append(Middleware(ErrorMiddleware))
+    if state.tracing is not None:
+        layers.append(Middleware(TraceContextMiddleware))
+    layers.append(Middleware(LoadReportMiddleware, client=state.client))
+    layers.append(Middleware(ErrorMiddleware, queue_full_status=args.queue_full_status, on_refused=state.metrics.on_refused))
     return layers
 
 

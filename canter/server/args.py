@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,16 @@ from canter.core.config import arg, check_choices, check_names
 from canter.core.errors import ConfigError
 
 MIB = 1 << 20
+_OCTAL = re.compile(r"[0-7]{3}")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
 def _server_arg(default: Any, doc: str, choices: tuple[Any, ...] | None = None) -> Any:
     return arg(default, doc, choices, group="server")
+
+
+def _tls_arg(default: Any, doc: str, choices: tuple[Any, ...] | None = None) -> Any:
+    return arg(default, doc, choices, group="encryption")
 
 
 @dataclass(kw_only=True)
@@ -44,15 +50,58 @@ class ServerArgs:
     shutdown_timeout: float = _server_arg(
         0.0, "Seconds that requests under way may go on after SIGTERM or SIGINT; then they end with an error. 0 ends them at once."
     )
+    on_engine_death: str = _server_arg(
+        "resume",
+        "When the engine process dies: resume starts it again and requests go on where they stopped; fail ends them and the server.",
+        ("resume", "fail"),
+    )
+    max_engine_restarts: int = _server_arg(5, "Most restarts of the engine within ten minutes; after that the server ends.")
+    engine_stall_timeout: float = _server_arg(
+        300.0, "Seconds without a step, while requests run, after which /health is 503. A step may take long: it computes whole chunks."
+    )
     enable_request_id_headers: bool = _server_arg(False, "Send X-Request-Id in every answer: the request's own, or a new one.")
     enable_prompt_tokens_details: bool = _server_arg(False, "Report cached prompt tokens in usage.prompt_tokens_details.")
     enable_per_request_metrics: bool = _server_arg(False, "Tell in each answer, in metrics, how long its parts took.")
     enable_force_include_usage: bool = _server_arg(False, "Send usage in every stream, asked for or not.")
     disable_page: bool = _server_arg(False, "Don't serve the built-in web page at /.")
+    enable_responses_store: bool = _server_arg(
+        True, "Keep responses of /v1/responses in memory, for previous_response_id, background and later reading."
+    )
+    responses_store_size: int = _server_arg(1024, "Most responses kept; the oldest make room.")
+    responses_store_bytes: int = _server_arg(256 * MIB, "Most memory for kept responses, their conversations and events.")
+    responses_store_seconds: float = _server_arg(3600.0, "Seconds for which a finished response is kept.")
+    enable_scale_out: bool = _server_arg(
+        False, "Offer the routes that take prompts apart and put answers together elsewhere: render, derender and token-in/token-out."
+    )
     uvicorn_log_level: str = _server_arg("info", "Least severe lines that the HTTP library logs.", LOG_LEVELS)
     disable_uvicorn_access_log: bool = _server_arg(
         False, "Don't log a line for each HTTP request. (Health checks and metrics are never logged.)"
     )
+    access_log_format: str = _server_arg("text", "Form of those lines: text, or a JSON object each.", ("text", "json"))
+    disable_access_log_for_endpoints: str = _server_arg("", "Paths without such lines, separated by commas.")
+    request_timeout: float | None = _server_arg(
+        None, "Most seconds that a request may take; then it gets 504, or its stream ends with finish_reason abort. Default: no limit."
+    )
+    queue_full_status: int = _server_arg(503, "Status of answers to requests that the queue has no room for.", (429, 503))
+    sse_keep_alive_interval: float = _server_arg(
+        0.0, "Seconds after which a stream that has nothing to say sends a comment, so that no proxy gives it up; 0 for never."
+    )
+    enable_server_load_tracking: bool = _server_arg(False, "Offer /load, the number of requests under way.")
+    enable_tokenizer_info_endpoint: bool = _server_arg(False, "Offer /tokenizer_info: the tokenizer's configuration and chat template.")
+    enable_dev_mode: bool = _server_arg(
+        False, "Offer routes that show and control the engine: /server_info, /pause, /abort_requests and others. Not for the public."
+    )
+    profile_dir: str | None = _server_arg(None, "Folder for traces; with it /start_profile and /stop_profile are offered.")
+    otlp_traces_endpoint: str | None = _server_arg(
+        None, "URL to which a span for each request is sent (OTLP over HTTP), such as http://localhost:4318/v1/traces."
+    )
+    ssl_certfile: str | None = _tls_arg(None, "File with the server's certificate and its chain (PEM); turns HTTPS on.")
+    ssl_keyfile: str | None = _tls_arg(None, "File with the certificate's private key (PEM). Default: it stands in ssl_certfile.")
+    ssl_ca_certs: str | None = _tls_arg(None, "File or directory with the authorities that sign clients' certificates.")
+    ssl_cert_reqs: int = _tls_arg(0, "Certificates of clients: 0 not asked for, 1 checked if one is sent, 2 needed.", (0, 1, 2))
+    ssl_ciphers: str | None = _tls_arg(None, "OpenSSL's list of ciphers for TLS 1.2. Default: those that Python thinks safe.")
+    enable_ssl_refresh: bool = _tls_arg(False, "Read these files again when they change, so that a renewed certificate needs no restart.")
+    uds_permissions: str = _server_arg("660", "Permissions of the unix socket, as chmod writes them.")
 
     @classmethod
     def parse(cls, **keywords: Any) -> ServerArgs:
@@ -71,9 +120,38 @@ class ServerArgs:
             raise ConfigError(f"max_body_bytes must be an integer of at least 1, got {self.max_body_bytes!r}.")
         if isinstance(self.shutdown_timeout, bool) or not 0 <= self.shutdown_timeout < float("inf"):
             raise ConfigError(f"shutdown_timeout must be a number of seconds of at least 0, got {self.shutdown_timeout!r}.")
+        if not _is_integer(self.max_engine_restarts) or self.max_engine_restarts < 1:
+            raise ConfigError(f"max_engine_restarts must be an integer of at least 1, got {self.max_engine_restarts!r}.")
+        for name in ("responses_store_size", "responses_store_bytes"):
+            if not _is_integer(getattr(self, name)) or getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be an integer of at least 1, got {getattr(self, name)!r}.")
+        if isinstance(self.responses_store_seconds, bool) or not 0 < self.responses_store_seconds < float("inf"):
+            raise ConfigError(f"responses_store_seconds must be a number of seconds above 0, got {self.responses_store_seconds!r}.")
+        for name, zero in (("request_timeout", False), ("engine_stall_timeout", False), ("sse_keep_alive_interval", True)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not (0 <= value < float("inf")) or (value == 0 and not zero)):
+                raise ConfigError(f"{name} must be a number of seconds {'of at least' if zero else 'above'} 0, got {value!r}.")
+        for path in self.silent_paths:
+            if not path.startswith("/"):
+                raise ConfigError(f"disable_access_log_for_endpoints must hold paths that begin with /, got {path!r}.")
+        self._verify_tls()
+        if not _OCTAL.fullmatch(self.uds_permissions):
+            raise ConfigError(f"uds_permissions must be an octal number such as 660, got {self.uds_permissions!r}.")
         for name in ("api_key", "served_model_name"):
             if any(not isinstance(value, str) or not value for value in getattr(self, name)):
                 raise ConfigError(f"{name} must hold non-empty strings.")
+
+    def _verify_tls(self) -> None:
+        for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_ciphers", "ssl_cert_reqs", "enable_ssl_refresh"):
+            if getattr(self, name) and self.ssl_certfile is None:
+                raise ConfigError(f"{name} needs ssl_certfile, the server's own certificate.")
+        if self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            raise ConfigError(f"ssl_cert_reqs {self.ssl_cert_reqs} needs ssl_ca_certs, to check the certificates of clients with.")
+
+    @property
+    def silent_paths(self) -> list[str]:
+        """Paths that the access log leaves out."""
+        return [path for path in map(str.strip, self.disable_access_log_for_endpoints.split(",")) if path]
 
     @property
     def api_keys(self) -> list[str]:

@@ -31,7 +31,7 @@ class AuthMiddleware:
         if scope["type"] == "http" and scope["method"] != "OPTIONS" and scope["path"] not in self._open_paths(scope):
             problem = self._problem(Headers(scope=scope))
             if problem is not None:
-                await error_response(AuthenticationError(problem))(scope, receive, send)
+                await error_response(AuthenticationError(problem), scope)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

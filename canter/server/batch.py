@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Scope
 
+from canter.client.child import ENGINE_COMMAND
 from canter.client.protocol import EngineClient
-from canter.client.remote import ENGINE_COMMAND, RemoteClient
+from canter.client.remote import RemoteClient
 from canter.core.config import EngineArgs
 from canter.server.app import ROUTES, build_app
 from canter.server.args import ServerArgs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -16,26 +17,42 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from canter.core.errors import (
     AuthenticationError,
     CanterError,
+    ConflictError,
     EngineDeadError,
     EngineError,
     EngineNotReadyError,
     InvalidRequestError,
     ModelNotFoundError,
+    NotFoundError,
     PayloadTooLargeError,
+    PermissionDeniedError,
     QueueFullError,
+    RequestTimeoutError,
 )
 from canter.core.logging import get_logger
+from canter.server.request_ids import made_request_id
+from canter.server.schemas import anthropic, ollama
 
 logger = get_logger(__name__)
+
+
+class TooManyRequestsError(QueueFullError):
+    """A full queue, where the server was told to answer with 429."""
+
 
 STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
     (InvalidRequestError, 400, "BadRequestError"),
     (AuthenticationError, 401, "AuthenticationError"),
+    (PermissionDeniedError, 403, "PermissionDeniedError"),
     (ModelNotFoundError, 404, "NotFoundError"),
+    (NotFoundError, 404, "NotFoundError"),
+    (ConflictError, 409, "ConflictError"),
     (PayloadTooLargeError, 413, "RequestEntityTooLargeError"),
+    (TooManyRequestsError, 429, "RateLimitError"),
     (QueueFullError, 503, "ServiceUnavailableError"),
     (EngineNotReadyError, 503, "ServiceUnavailableError"),
     (EngineDeadError, 503, "ServiceUnavailableError"),
+    (RequestTimeoutError, 504, "GatewayTimeoutError"),
     (EngineError, 500, "InternalServerError"),
 )
 """Exception, status, `type` in the envelope; the first row that fits counts. What is in no row is our own fault: 500."""
@@ -55,9 +72,16 @@ class ErrorInfo(msgspec.Struct):
 
 
 class ErrorBody(msgspec.Struct):
-    """OpenAI's envelope, on every route."""
+    """OpenAI's envelope, on every route that has none of its own in `ENVELOPES`."""
 
     error: ErrorInfo
+
+
+ENVELOPES: dict[str, Callable[[ErrorInfo, str], object]] = {
+    "/v1/messages": anthropic.envelope,
+    "/api/": ollama.envelope,
+}
+"""Beginning of a path -> what makes the body of an error there, of its description and the id of the request."""
 
 
 def describe(error: BaseException) -> ErrorInfo:
@@ -83,8 +107,8 @@ def cut(message: str) -> str:
     return message if len(message) <= MAX_MESSAGE_CHARS else message[:MAX_MESSAGE_CHARS] + "…"
 
 
-def error_response(error: BaseException) -> Response:
-    """The HTTP answer for an exception, with `Retry-After` where trying again makes sense."""
+def error_response(error: BaseException, scope: Scope | None = None) -> Response:
+    """The HTTP answer for an exception, in the envelope of the request's route, with `Retry-After` where trying again makes sense."""
     info = describe(error)
     headers = dict(getattr(error, "headers", None) or {})
     if isinstance(error, QueueFullError):
@@ -95,10 +119,15 @@ def error_response(error: BaseException) -> Response:
         headers["WWW-Authenticate"] = "Bearer"
     elif isinstance(error, PayloadTooLargeError):
         headers["Connection"] = "close"  # the rest of the body is not read
-    return Response(encode_error(info), info.code, headers, "application/json")
+    return Response(encode_error(info, scope), info.code, headers, "application/json")
 
 
-def encode_error(info: ErrorInfo) -> bytes:
+def encode_error(info: ErrorInfo, scope: Scope | None = None) -> bytes:
+    """The body of an error, in the envelope that the route's clients know."""
+    path = "" if scope is None else scope["path"].removeprefix(scope.get("root_path", ""))
+    for beginning, envelope in ENVELOPES.items():
+        if scope is not None and path.startswith(beginning):
+            return msgspec.json.encode(envelope(info, made_request_id(scope)))
     return msgspec.json.encode(ErrorBody(info))
 
 
@@ -109,14 +138,19 @@ def on_http_exception(request: Request, error: Exception) -> Response:
         error.detail = f"There is no route {cut(request.url.path)!r}."
     elif error.status_code == 405:
         error.detail = f"{request.method} is not allowed here; allowed: {(error.headers or {}).get('Allow', '')}."
-    return error_response(error)
+    return error_response(error, request.scope)
 
 
 class ErrorMiddleware:
-    """Turns every exception that a route lets out into an answer; our own faults are logged with their traceback."""
+    """Turns every exception that a route lets out into an answer; our own faults are logged with their traceback.
 
-    def __init__(self, app: ASGIApp) -> None:
+    `on_refused` is told of requests that a full queue had no room for; they get `queue_full_status`.
+    """
+
+    def __init__(self, app: ASGIApp, queue_full_status: int = 503, on_refused: Callable[[], None] = lambda: None) -> None:
         self._app = app
+        self._queue_full_status = queue_full_status
+        self._on_refused = on_refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -133,10 +167,16 @@ class ErrorMiddleware:
             await self._app(scope, receive, watch)
         except ClientDisconnect:
             return
+        except QueueFullError as error:
+            self._on_refused()
+            log_error(error, scope)
+            if not started:
+                refusal = TooManyRequestsError(str(error), error.retry_after) if self._queue_full_status == 429 else error
+                await error_response(refusal, scope)(scope, receive, send)
         except Exception as error:
             log_error(error, scope)
             if not started:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope)(scope, receive, send)
 
 
 def log_error(error: BaseException, scope: Scope | dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from canter.core.sampling_params import OutputKind, SamplingParams
 from canter.server.beam_search import BeamRun, beam_params
 from canter.server.merging import merge_streams
 from canter.server.model_text import ModelText
+from canter.server.traffic import Traffic
 from canter.text.chat_template import RESERVED_VARIABLES, ChatTemplate
 from canter.text.prepare import finish_params
 
@@ -74,6 +75,10 @@ class Job:
     beams: list[BeamSearchParams] | None = None
     """A beam search for each prompt, in place of sampling."""
 
+    def engine_id(self, number: int) -> str:
+        """The id of one of the prompts in the engine."""
+        return self.request_id if len(self.prompts) == 1 else f"{self.request_id}-{number}"
+
     @property
     def num_prompt_tokens(self) -> int:
         return sum(len(prompt.token_ids) for prompt in self.prompts)
@@ -82,9 +87,10 @@ class Job:
 class Generation:
     """The pipeline over one engine and one model's text side."""
 
-    def __init__(self, client: EngineClient, text: ModelText, args: EngineArgs) -> None:
+    def __init__(self, client: EngineClient, text: ModelText, args: EngineArgs, traffic: Traffic | None = None) -> None:
         self.client = client
         self.text = text
+        self.traffic = traffic or Traffic(client)
         self._args = args
 
     @property
@@ -95,19 +101,24 @@ class Generation:
 
     async def encode(self, text: str, add_special_tokens: bool, must_fit: bool = False) -> Prompt:
         """Tokenise a text; a long one in a thread, so that other requests go on. `must_fit`: refuse what is too long for the context."""
+        [prompt] = await self.encode_all([text], add_special_tokens, must_fit)
+        return prompt
+
+    async def encode_all(self, texts: list[str], add_special_tokens: bool, must_fit: bool = False) -> list[Prompt]:
+        """Tokenise several texts as `encode` does one."""
         tokenizer = self.text.tokenizer
-        if len(text) <= INLINE_CHARS:
-            return Prompt(text, tokenizer.encode(text, add_special_tokens))
-        limit = self.info.max_model_len * MAX_TOKEN_CHARS
-        if must_fit and len(text) > limit and tokenizer.token_bytes is not None:
+        if sum(map(len, texts)) <= INLINE_CHARS:
+            return [Prompt(text, tokenizer.encode(text, add_special_tokens)) for text in texts]
+        limit, longest = self.info.max_model_len * MAX_TOKEN_CHARS, max(map(len, texts))
+        if must_fit and longest > limit and tokenizer.token_bytes is not None:
             raise InvalidRequestError(
-                f"The prompt has {len(text)} characters, more than the model's context of {self.info.max_model_len} tokens can hold. "
+                f"The prompt has {longest} characters, more than the model's context of {self.info.max_model_len} tokens can hold. "
                 "Shorten it, or set truncate_prompt_tokens.",
                 "prompt",
             )
-        # As a batch of one: the library keeps the interpreter to itself while it encodes a single text.
-        [token_ids] = await asyncio.to_thread(tokenizer.encode_batch, [text], add_special_tokens)
-        return Prompt(text, token_ids)
+        # As a batch, also of one: the library keeps the interpreter to itself while it encodes a single text.
+        encoded = await asyncio.to_thread(tokenizer.encode_batch, texts, add_special_tokens)
+        return [Prompt(text, token_ids) for text, token_ids in zip(texts, encoded, strict=True)]
 
     def check_length(self, length: int) -> None:
         """Raises `InvalidRequestError` for a prompt of so many tokens that no room is left for an answer."""
@@ -157,12 +168,13 @@ class Generation:
 
     def stream(self, job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Run a job: (number of the prompt, output) as they come. Closing it aborts what still runs."""
-        sources = [self._generate(job, i) for i in range(len(job.prompts))]
+        most_held = most_live(self.info, self._args)
+        sources = [self.traffic.watch(job.engine_id(i), self._generate(job, i), most_held) for i in range(len(job.prompts))]
         return sources[0] if len(sources) == 1 else merge_streams(sources)
 
     async def _generate(self, job: Job, number: int) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         prompt = job.prompts[number]
-        request_id = job.request_id if len(job.prompts) == 1 else f"{job.request_id}-{number}"
+        request_id = job.engine_id(number)
         scheduling: dict[str, Any] = {"priority": job.priority, "cache_salt": job.cache_salt}
         if job.beams is None:
             outputs = self.client.generate(request_id, prompt.token_ids, job.params[number], prompt=prompt.text, **scheduling)

@@ -10,10 +10,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEADER_BYTES = 128 * 1024
 HEADER_SECONDS = 30.0
+WRITE_SECONDS = 300.0
+"""For so long a client may take nothing of what waits for it. What waits is bounded, but the connection would stay for ever."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Closes connections whose headers are too long (431) or too slow in coming; uvicorn bounds neither.
+    """Closes connections whose headers are too long (431) or too slow in coming, or whose client takes no bytes; uvicorn bounds
+    none of these.
 
     A wish to switch protocols (`Upgrade: h2c`, which Java's client sends with every first request) is passed over, as
     RFC 9110 section 7.8 allows; uvicorn would lose the request's body.
@@ -26,6 +29,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._header_bytes = 0
         self._in_headers = True
         self._header_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -33,7 +37,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_write_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stop_write_timer()
+        self._write_timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._stop_write_timer()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         self._header_bytes += len(data)
@@ -73,6 +87,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _refuse(self) -> None:
         if self._in_headers and not self.transport.is_closing():  # else an answer may be on its way

@@ -10,6 +10,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 QUEUE_SIZE = 16
+START_AT_ONCE = 32
+"""Sources that are begun before others get their turn on the event loop."""
 
 
 async def merge_streams(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
@@ -29,8 +31,12 @@ async def merge_streams(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGene
         else:
             await queue.put((None, None))
 
-    tasks = [asyncio.create_task(pump(source)) for source in sources]
+    tasks = []
     try:
+        for source in sources:
+            tasks.append(asyncio.create_task(pump(source)))
+            if len(tasks) % START_AT_ONCE == 0:
+                await asyncio.sleep(0)
         remaining = len(tasks)
         while remaining:
             item, error = await queue.get()

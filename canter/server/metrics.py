@@ -21,11 +21,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from canter.client.outputs import RequestGroup, RequestState
 from canter.core.logging import get_logger
 from canter.core.messages import EngineInfo, EngineStats
+from canter.server.access_log import AccessLog
+from canter.server.auth import OPEN_PATHS
 
 logger = get_logger(__name__)
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
+COMPUTED, CACHED = PROMPT_SOURCES = ("local_compute", "local_cache_hit")
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 
 LATENCY_BUCKETS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
@@ -33,9 +36,11 @@ FIRST_TOKEN_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
 )  # fmt: skip
 TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 STEP_BUCKETS = (1, *(2**i for i in range(3, 15)))
 CHOICE_BUCKETS = (1, 2, 5, 10, 20)
 PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
+NOT_LOAD = OPEN_PATHS | {"/load"}
 HTTP_BUCKETS = (0.1, 0.5, 1)
 HTTP_FINE_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 7.5, 10, 30, 60)
 
@@ -56,7 +61,11 @@ class Metrics:
         self._model_name = model_name
         self.step_tokens = Tally(STEP_BUCKETS)
         self.inter_token = Tally(TOKEN_BUCKETS)
+        self.loop_lag = LoopLag()
+        self.num_engine_restarts = 0
         self._requests: RequestMetricSet | None = None
+        refused = Counter("vllm:admission_rejections", "Requests refused.", ("model_name", "reason"), registry=self.registry)
+        self._queue_full = refused.labels(model_name, "queue_full")
         self._stats = EngineStats()
         self._info: EngineInfo | None = None
         ProcessCollector(registry=self.registry)
@@ -86,10 +95,17 @@ class Metrics:
         """(text, content type) for a scrape."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
+    def on_refused(self) -> None:
+        """The queue had no room for a request."""
+        self._queue_full.inc()
+
     def on_step(self, stats: EngineStats) -> None:
         self._stats = stats
         if stats.step_num_tokens:
             self.step_tokens.observe(stats.step_num_tokens)
+
+    def on_engine_restart(self) -> None:
+        self.num_engine_restarts += 1
 
     def on_tokens(self, state: RequestState, num_tokens: int, seconds: float | None, is_first: bool) -> None:
         self.totals.generation_tokens += num_tokens
@@ -137,6 +153,18 @@ class Tally:
         return family
 
 
+class LoopLag:
+    """How late the event loop came to what was due: nothing else can run while it is held up."""
+
+    def __init__(self) -> None:
+        self.tally = Tally(LAG_BUCKETS)
+        self.longest = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.tally.observe(seconds)
+        self.longest = max(self.longest, seconds)
+
+
 class RequestMetricSet:
     """Counters and histograms of requests."""
 
@@ -146,6 +174,10 @@ class RequestMetricSet:
         lengths = count_buckets(max_model_len)
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens processed.")
         self.prompt_tokens_cached = self._counter("prompt_tokens_cached", "Prompt tokens taken from the prefix cache.")
+        by_source = Counter(
+            "vllm:prompt_tokens_by_source", "Prompt tokens by where they came from.", (*LABELS, "source"), registry=registry
+        )
+        self.prompt_tokens_by_source = {source: by_source.labels(*labels, source) for source in PROMPT_SOURCES}
         success = Counter("vllm:request_success", "Requests ended.", (*LABELS, "finished_reason"), registry=registry)
         self.request_success = {reason: success.labels(*labels, reason) for reason in FINISH_REASONS}
         self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", lengths)
@@ -172,6 +204,8 @@ class RequestMetricSet:
     def observe_first_token(self, state: RequestState, seconds: float | None) -> None:
         self.prompt_tokens.inc(len(state.prompt_token_ids))
         self.prompt_tokens_cached.inc(state.num_cached_tokens)
+        self.prompt_tokens_by_source[CACHED].inc(state.num_cached_tokens)
+        self.prompt_tokens_by_source[COMPUTED].inc(max(0, len(state.prompt_token_ids) - state.num_cached_tokens))
         if seconds is not None:
             self.first_token.observe(seconds)
 
@@ -220,6 +254,7 @@ class _LiveCollector(Collector):
         untouched = info.num_blocks if info is not None and not stats.num_blocks else 0  # before the first step tells
         yield self._gauge("vllm:num_requests_running", "Requests that run.", stats.num_running)
         yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", stats.num_waiting)
+        yield self._waiting_by_reason(stats.num_waiting)
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use, 0 to 1.", stats.cache_usage)
         yield self._gauge("canter:num_free_blocks", "Cache blocks that are free.", stats.num_free_blocks or untouched)
         yield self._gauge("canter:num_blocks", "Cache blocks.", stats.num_blocks or untouched)
@@ -229,9 +264,19 @@ class _LiveCollector(Collector):
         metrics = self._metrics
         yield self._counter("vllm:generation_tokens", "Tokens generated.", metrics.totals.generation_tokens)
         yield metrics.step_tokens.family("vllm:iteration_tokens_total", "Tokens of a step.", metrics.labels)
+        yield self._counter("canter:engine_restarts", "Restarts of the engine after it had died.", metrics.num_engine_restarts)
+        yield metrics.loop_lag.tally.family("canter:event_loop_lag_seconds", "How late the event loop was.", metrics.labels)
+        yield self._gauge("canter:event_loop_lag_max_seconds", "The latest that the event loop ever was.", metrics.loop_lag.longest)
         yield metrics.inter_token.family("vllm:inter_token_latency_seconds", "From token to token.", metrics.labels)
         if info is not None:
             yield self._cache_info(info)
+
+    def _waiting_by_reason(self, num_waiting: int) -> Metric:
+        """All wait for room; nothing of Canter's puts a request off for another reason."""
+        family = GaugeMetricFamily("vllm:num_requests_waiting_by_reason", "Requests that wait.", labels=(*LABELS, "reason"))
+        family.add_metric((*self._metrics.labels, "capacity"), num_waiting)
+        family.add_metric((*self._metrics.labels, "deferred"), 0)
+        return family
 
     def _gauge(self, name: str, doc: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, doc, labels=LABELS)
@@ -256,9 +301,10 @@ class _LiveCollector(Collector):
 
 
 class HttpMetrics:
-    """Figures of HTTP itself, as prometheus-fastapi-instrumentator names them."""
+    """Figures of HTTP itself, as prometheus-fastapi-instrumentator names them. `num_under_way` leaves monitoring out."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.num_under_way = 0
         self.requests = Counter("http_requests", "Requests.", ("handler", "method", "status"), registry=registry)
         self.seconds = Histogram(
             "http_request_duration_seconds",
@@ -275,18 +321,21 @@ class HttpMetrics:
 
 
 class HttpMetricsMiddleware:
-    """Counts requests by route; paths that are no route share one label, so that nobody can make new ones."""
+    """Counts requests by route, and logs them; paths that are no route share one label, so that nobody can make new ones."""
 
-    def __init__(self, app: ASGIApp, metrics: HttpMetrics, handlers: dict[object, str]) -> None:
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics, handlers: dict[object, str], log: AccessLog | None = None) -> None:
         self._app = app
         self._metrics = metrics
         self._handlers = handlers
+        self._log = log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
+        counts = scope["path"].removeprefix(scope.get("root_path", "")) not in NOT_LOAD
+        self._metrics.num_under_way += counts
         status, num_bytes = 499, 0  # a client that left before the answer, as nginx writes it
 
         async def watch(message: Message) -> None:
@@ -300,7 +349,11 @@ class HttpMetricsMiddleware:
         try:
             await self._app(scope, receive, watch)
         finally:
-            self._record(scope, status, num_bytes, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            self._metrics.num_under_way -= counts
+            self._record(scope, status, num_bytes, seconds)
+            if self._log is not None:
+                self._log.write(scope, status, num_bytes, seconds)
 
     def _record(self, scope: Scope, status: int, num_bytes: int, seconds: float) -> None:
         handler = self._handlers.get(scope.get("endpoint"), "none")

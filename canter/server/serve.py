@@ -4,32 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
 import socket
+import ssl
 import stat
 import sys
 from collections.abc import Iterator, Sequence
 
 import uvicorn
 
-from canter.client.remote import ENGINE_COMMAND, RemoteClient
+from canter.client.child import ENGINE_COMMAND
+from canter.client.remote import RemoteClient
+from canter.client.restarts import RestartPolicy
 from canter.core.config import EngineArgs
-from canter.core.errors import CanterError, ConfigError, EngineDeadError
+from canter.core.errors import CanterError, ConfigError, EngineDeadError, EngineNotReadyError
 from canter.core.logging import configure_logging, get_logger
 from canter.server.app import build_app
 from canter.server.args import ServerArgs
-from canter.server.auth import OPEN_PATHS
 from canter.server.http_protocol import BoundedHttpProtocol
 from canter.server.load import load_engine
+from canter.server.loop_lag import watch_loop
 from canter.server.metrics import Metrics, StatsLog
 from canter.server.state import ServerState
+from canter.server.tls import FileVersions, file_versions, make_context
+from canter.server.tracing import Observers, Tracing
 
 logger = get_logger(__name__)
 
 BACKLOG = 2048
 STATS_SECONDS = 10.0
+HANDSHAKE_SECONDS = 30.0
+"""A client that has connected and says nothing is cut off. It holds up nobody meanwhile: handshakes go on beside each other."""
+REFRESH_SECONDS = 5.0
 DEATH_GRACE_SECONDS = 5
 """Time for requests to be told that the engine has died, before the server ends too."""
 
@@ -45,23 +54,40 @@ def run_server(args: EngineArgs, server: ServerArgs, *, engine_command: Sequence
         server.verify()
         if server.enable_per_request_metrics and args.disable_log_stats:
             raise ConfigError("enable_per_request_metrics tells what disable_log_stats keeps from being told. Leave one of them out.")
+        context = make_context(server)
+        tracing = _make_tracing(args, server)
         listener = _listen(server)
     except (ConfigError, OSError) as error:
         return _fail(error)
+    socket_file = _file_identity(server.uds)
     loop_factory = uvicorn.Config(app="", log_config=None).get_loop_factory()
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            failure = runner.run(_run(args, server, listener, engine_command))
+            failure = runner.run(_run(args, server, listener, context, tracing, engine_command))
     finally:
+        if tracing is not None:
+            tracing.shutdown()
         listener.close()
-        if server.uds is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(server.uds)
+        if server.uds is not None and _file_identity(server.uds) == socket_file:  # else it is another server's by now
+            os.unlink(server.uds)
     return 0 if failure is None else _fail(failure)
 
 
-async def _run(args: EngineArgs, server: ServerArgs, listener: socket.socket, engine_command: Sequence[str]) -> BaseException | None:
-    return await _Service(args, server, listener, engine_command).run()
+async def _run(
+    args: EngineArgs,
+    server: ServerArgs,
+    listener: socket.socket,
+    context: ssl.SSLContext | None,
+    tracing: Tracing | None,
+    engine_command: Sequence[str],
+) -> BaseException | None:
+    return await _Service(args, server, listener, context, tracing, engine_command).run()
+
+
+def _make_tracing(args: EngineArgs, server: ServerArgs) -> Tracing | None:
+    if server.otlp_traces_endpoint is None:
+        return None
+    return Tracing(server.otlp_traces_endpoint, (server.served_model_name or [args.model])[0])
 
 
 def _fail(error: BaseException) -> int:
@@ -72,25 +98,72 @@ def _fail(error: BaseException) -> int:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, with the signals left to us."""
+    """uvicorn, with the signals and the acceptance of connections left to us."""
+
+    def __init__(self, config: uvicorn.Config, context: ssl.SSLContext | None) -> None:
+        super().__init__(config)
+        self._context = context
+        self._listeners: list[socket.socket] = []
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections on the sockets."""
+        await self.lifespan.startup()
+        self._listeners = list(sockets or ())
+        self.servers = await self._accept()
+        self.started = True
+
+    async def renew(self, context: ssl.SSLContext) -> None:
+        """Shake hands with this context from now on. Connections that stand keep theirs."""
+        self._context = context
+        before, self.servers = self.servers, await self._accept()
+        for server in before:
+            server.close()
+
+    async def _accept(self) -> list[asyncio.Server]:
+        loop = asyncio.get_running_loop()
+        seconds = None if self._context is None else HANDSHAKE_SECONDS
+        # On copies: a server closes its socket with itself, and another is to go on with it.
+        copies = [listener.dup() for listener in self._listeners]
+        return [
+            await loop.create_server(self._protocol, sock=copy, ssl=self._context, backlog=BACKLOG, ssl_handshake_timeout=seconds)
+            for copy in copies
+        ]
+
+    def _protocol(self) -> asyncio.Protocol:
+        return BoundedHttpProtocol(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
 
 class _Service:
     """One run: HTTP server, engine process, and what watches them."""
 
-    def __init__(self, args: EngineArgs, server: ServerArgs, listener: socket.socket, engine_command: Sequence[str]) -> None:
+    def __init__(
+        self,
+        args: EngineArgs,
+        server: ServerArgs,
+        listener: socket.socket,
+        context: ssl.SSLContext | None,
+        tracing: Tracing | None,
+        engine_command: Sequence[str],
+    ) -> None:
         self._args = args
         self._server_args = server
         self._listener = listener
         self._metrics = Metrics((server.served_model_name or [args.model])[0])
-        self._client = RemoteClient(args, observer=self._metrics, command=engine_command)
-        app = build_app(self._client, None, engine_args=args, server_args=server, metrics=self._metrics)
+        observer = self._metrics if tracing is None else Observers(self._metrics, tracing)
+        self._client = RemoteClient(
+            args,
+            observer=observer,
+            command=engine_command,
+            stall_timeout=server.engine_stall_timeout,
+            restarts=RestartPolicy(server.max_engine_restarts) if server.on_engine_death == "resume" else None,
+        )
+        app = build_app(self._client, None, engine_args=args, server_args=server, metrics=self._metrics, tracing=tracing)
         self._state: ServerState = app.state.server
-        self._http = _Server(_uvicorn_config(app, server))
+        self._http = _Server(_uvicorn_config(app, server), context)
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
         self._signals = 0
@@ -103,12 +176,16 @@ class _Service:
         http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
         engine = asyncio.create_task(self._run_engine())
         stop = asyncio.create_task(self._stop.wait())
-        stats = asyncio.create_task(self._log_stats())
+        helpers = [
+            asyncio.create_task(self._log_stats()),
+            asyncio.create_task(self._watch_certificates()),
+            asyncio.create_task(watch_loop(self._metrics.loop_lag)),
+        ]
         await asyncio.wait((http, engine, stop), return_when=asyncio.FIRST_COMPLETED)
         await self._wind_down(http, engine)
-        for task in (stop, stats):
+        for task in (stop, *helpers):
             task.cancel()
-        await asyncio.gather(stop, stats, return_exceptions=True)
+        await asyncio.gather(stop, *helpers, return_exceptions=True)
         return self._failure
 
     async def _run_engine(self) -> None:
@@ -125,9 +202,11 @@ class _Service:
     async def _wind_down(self, http: asyncio.Task[None], engine: asyncio.Task[None]) -> None:
         """Take no more work, let requests end, then stop the engine."""
         self._state.draining = self._stop.is_set()
+        is_paused = self._state.traffic.is_paused  # then nothing would come of waiting
+        self._state.traffic.turn_away(EngineNotReadyError("The server is stopping. Send the request to another one."))
         self._stop.set()
         self._http.should_exit = True
-        timeout = DEATH_GRACE_SECONDS if self._failure else self._server_args.shutdown_timeout
+        timeout = DEATH_GRACE_SECONDS if self._failure else 0 if is_paused else self._server_args.shutdown_timeout
         if self._client.num_live and timeout:
             logger.info("stopping: %d requests may go on for up to %g s", self._client.num_live, timeout)
         if not await self._client.wait_idle(timeout):
@@ -163,13 +242,33 @@ class _Service:
             await asyncio.sleep(STATS_SECONDS)
             log.write()
 
+    async def _watch_certificates(self) -> None:
+        """Take renewed files as soon as they fit together; until then the old ones serve on."""
+        if not self._server_args.enable_ssl_refresh:
+            return
+        known: FileVersions | None = None
+        with contextlib.suppress(OSError):  # gone since they were read: found missing below, until they are back
+            known = file_versions(self._server_args)
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            try:
+                seen = file_versions(self._server_args)
+                context = make_context(self._server_args) if seen != known else None
+            except (ConfigError, OSError) as error:
+                logger.warning("the old certificate stays in use: %s", error)
+                continue
+            known = seen
+            if context is not None:
+                await self._http.renew(context)
+                logger.info("the certificate was read again")
+
 
 def _uvicorn_config(app: object, server: ServerArgs) -> uvicorn.Config:
     _configure_uvicorn_logging(server)
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
         log_config=None,
-        access_log=not server.disable_uvicorn_access_log,
+        access_log=False,  # `AccessLog` knows more
         lifespan="off",
         ws="none",
         http=BoundedHttpProtocol,
@@ -179,30 +278,19 @@ def _uvicorn_config(app: object, server: ServerArgs) -> uvicorn.Config:
     )
 
 
-class _QuietProbes(logging.Filter):
-    """Keeps what monitors ask every second out of the access log."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        path = record.args[2] if isinstance(record.args, tuple) and len(record.args) > 2 else ""
-        return str(path).partition("?")[0] not in OPEN_PATHS
-
-
 def _configure_uvicorn_logging(server: ServerArgs) -> None:
     """uvicorn's lines go where ours go, in the same form."""
     ours = logging.getLogger("canter")
     logger = logging.getLogger("uvicorn")
     logger.handlers = list(ours.handlers)
     logger.propagate = False
-    access = logging.getLogger("uvicorn.access")
-    if not any(isinstance(known, _QuietProbes) for known in access.filters):
-        access.addFilter(_QuietProbes())
     logger.setLevel(5 if server.uvicorn_log_level == "trace" else server.uvicorn_log_level.upper())
 
 
 def _listen(server: ServerArgs) -> socket.socket:
     """Bind the socket and listen, so that clients find the port from now on. Raises `OSError` in plain words."""
     try:
-        listener = _bind_unix(server.uds) if server.uds is not None else _bind_tcp(server.host, server.port)
+        listener = _bind_unix(server.uds, int(server.uds_permissions, 8)) if server.uds is not None else _bind_tcp(server.host, server.port)
         listener.listen(BACKLOG)
     except OSError as error:
         where = server.uds or f"{server.host or '*'}:{server.port}"
@@ -210,7 +298,8 @@ def _listen(server: ServerArgs) -> socket.socket:
     listener.setblocking(False)
     if server.uds is None:
         host, port = listener.getsockname()[:2]
-        logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+        scheme = "http" if server.ssl_certfile is None else "https"
+        logger.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
         if server.host is None and not server.api_keys:
             logger.warning("anyone who can reach this machine can use the server: set --api-key, or --host 127.0.0.1")
     else:
@@ -226,16 +315,26 @@ def _bind_tcp(host: str | None, port: int) -> socket.socket:
     return socket.create_server((host or "", port), family=family, backlog=BACKLOG)
 
 
-def _bind_unix(path: str) -> socket.socket:
+def _bind_unix(path: str, permissions: int) -> socket.socket:
     """A bound unix socket; one that a dead server left behind is replaced, a live one or another file is not."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            if probe.connect_ex(path) != 0:
+            if probe.connect_ex(path) == errno.ECONNREFUSED:
                 os.unlink(path)
     try:
         listener.bind(path)
+        os.chmod(path, permissions)  # nobody can connect before it listens
     except OSError:
         listener.close()
         raise
     return listener
+
+
+def _file_identity(path: str | None) -> tuple[int, int] | None:
+    if path is None:
+        return None
+    with contextlib.suppress(OSError):
+        status = os.stat(path)
+        return status.st_dev, status.st_ino
+    return None

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import itertools
-import re
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
-from starlette.types import Scope
 
 from canter.client.outputs import RequestMetrics, merge_metrics
 from canter.client.protocol import EngineClient
 from canter.core.config import EngineArgs
-from canter.core.errors import EngineNotReadyError, ModelNotFoundError
+from canter.core.errors import EngineNotReadyError, EngineRestartingError, ModelNotFoundError
 from canter.server.args import ServerArgs
 from canter.server.generation import Generation
 from canter.server.metrics import Metrics
 from canter.server.model_text import ModelText
+from canter.server.request_ids import SAFE_ID, made_request_id
+from canter.server.responses_store import ResponseStore
 from canter.server.schemas.openai import PromptTokensDetails, RequestTiming, Usage
-
-_SAFE_ID = re.compile(r"[\w.:@+/-]{1,128}", re.ASCII)
+from canter.server.tracing import Tracing
+from canter.server.traffic import ID_MARK, Traffic
 
 
 @dataclass(eq=False)
@@ -36,23 +35,33 @@ class ServerState:
     metrics: Metrics
     text: ModelText | None = None
     draining: bool = False
+    tracing: Tracing | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     _serial: itertools.count[int] = field(default_factory=itertools.count)
     _generation: Generation | None = None
+    responses: ResponseStore = field(init=False)
+    traffic: Traffic = field(init=False)
+
+    def __post_init__(self) -> None:
+        args = self.server_args
+        self.responses = ResponseStore(args.responses_store_size, args.responses_store_bytes, args.responses_store_seconds)
+        self.traffic = Traffic(self.client, args.request_timeout)
 
     @property
     def model_names(self) -> list[str]:
         return self.server_args.served_model_name or [self.engine_args.model]
 
     def generation(self) -> Generation:
-        """The pipeline. Raises `EngineNotReadyError` while loading or stopping, `EngineDeadError` when the engine is gone."""
+        """The pipeline. Raises `EngineNotReadyError` while loading, restarting or stopping, `EngineDeadError` when the engine is gone."""
         if self.draining:
             raise EngineNotReadyError("The server is stopping. Send the request to another one.")
+        if self.client.is_restarting:
+            raise EngineRestartingError("The engine has died and is being restarted. Try again in a moment.")
         if self._generation is None:
             self.client.check_health()
             if self.text is None or self.client.info is None:
                 raise EngineNotReadyError("The model is still loading. Try again in a moment.")
-            self._generation = Generation(self.client, self.text, self.engine_args)
+            self._generation = Generation(self.client, self.text, self.engine_args, self.traffic)
         return self._generation
 
     def model_name(self, asked: str | None) -> str:
@@ -68,11 +77,8 @@ class ServerState:
     def new_ids(self, request: Request, prefix: str, asked: str | None) -> tuple[str, str]:
         """(id to show, id for the engine). The client's own id is kept where it can be; the engine's is unique in any case."""
         own = asked or request.headers.get("x-request-id") or ""
-        if not _SAFE_ID.fullmatch(own):
-            shown = f"{prefix}-{made_request_id(request.scope)}"
-            return shown, shown
-        shown = f"{prefix}-{own}"
-        return shown, f"{shown}-{next(self._serial)}"
+        shown = f"{prefix}-{own if SAFE_ID.fullmatch(own) else made_request_id(request.scope)}"
+        return shown, f"{shown}{ID_MARK}{next(self._serial)}"
 
     def timing(self, metrics: Sequence[RequestMetrics | None], num_sequences: int) -> RequestTiming | UnsetType:
         """`metrics` of an answer, if the server gives them."""
@@ -110,9 +116,3 @@ def make_usage(num_prompt_tokens: int, num_generated: int, num_cached: int | Non
 def server_state(request: Request) -> ServerState:
     state: ServerState = request.app.state.server
     return state
-
-
-def made_request_id(scope: Scope) -> str:
-    """The server's own id of an HTTP request: made once, 32 hexadecimal digits."""
-    made: str = scope.setdefault("canter.request_id", uuid.uuid4().hex)
-    return made

@@ -71,7 +71,7 @@ ALLOWED = 0.005
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    """About 16,000 tokens: README, ARCHITECTURE and guides as they once stood."""
+    """About 14,000 tokens: README, ARCHITECTURE and guides as they once stood."""
     return (Path(__file__).parent.parent / "data" / "perplexity.txt").read_text(encoding="utf-8")
 
 

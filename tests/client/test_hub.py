@@ -176,6 +176,9 @@ def test_the_observer_is_told_of_tokens_ends_and_steps() -> None:
     calls = []
 
     class Observer:
+        def on_engine_restart(self) -> None:
+            calls.append("restart")
+
         def on_step(self, stats) -> None:
             calls.append("step")
 

@@ -24,6 +24,8 @@ def test_unknown_names_get_the_nearest() -> None:
         ("max_num_seqs", True),
         ("gpu_memory_utilization", 0), ("gpu_memory_utilization", 1.5), ("max_logprobs", -2), ("num_threads", 0),
         ("long_prefill_token_threshold", -1),
+        ("max_prefill_slowdown", 1.0),
+        ("max_prefill_slowdown", "4"),
     ],
 )  # fmt: skip
 def test_bad_values_name_their_argument(field: str, value: Any) -> None:
@@ -91,14 +93,6 @@ def test_the_cache_beside_gguf_blocks_is_float16() -> None:
         assert resolve(EngineArgs.parse(**changes), _held("gguf"), CPU)[0].kv_cache_dtype == "float32"
     assert resolve(EngineArgs.parse(), _held("gguf"), DeviceFacts("cuda", 1, 2**30))[0].kv_cache_dtype == "float32"
     assert resolve(EngineArgs.parse(), _held("none"), CPU)[0].kv_cache_dtype == "float32"
-
-
-def test_int8_computes_in_float32_with_a_cache_of_float16() -> None:
-    for stored in ("bfloat16", "float16", "float32"):
-        config, reasons = resolve(EngineArgs.parse(quantization="int8"), _held("none", stored), CPU)
-        assert (config.dtype, config.kv_cache_dtype) == ("float32", "float16") and any("dtype float32: with int8" in r for r in reasons)
-    config, _ = resolve(EngineArgs.parse(quantization="int8", dtype="bfloat16"), _held("none"), CPU)
-    assert (config.dtype, config.kv_cache_dtype) == ("bfloat16", "bfloat16")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -162,3 +163,56 @@ def test_shutdown_waits_for_steps_in_flight() -> None:
     core.step()
     core.shutdown()
     assert len(runner.executed) == len(runner.awaited)
+
+
+def test_a_paused_engine_plans_nothing_but_aborts() -> None:
+    core, runner = new_core()
+    core.add_request(request("a", max_tokens=50))
+    core.step()
+    core.utility("pause", [])
+    while core.has_work():
+        core.step()
+    planned = len(runner.executed)
+    core.add_request(request("b", max_tokens=2))
+    assert not core.has_work() and len(runner.executed) == planned
+    core.abort(["a"])
+    assert core.has_work()
+    assert [(delta.request_id, delta.finish_reason) for delta in core.step()] == [("a", "abort")]
+    core.utility("resume", [])
+    deltas = []
+    while core.has_work():
+        deltas += core.step()
+    assert deltas[-1].request_id == "b" and deltas[-1].finish_reason == "length"
+
+
+def test_a_profile_shows_the_steps(tmp_path) -> None:
+    core, _ = new_core()
+    path = tmp_path / "t.json"
+    assert core.utility("start_profile", [str(path), 0, 0])
+    core.add_request(request("a", max_tokens=4))
+    while core.has_work():
+        core.step()
+    assert core.utility("stop_profile", []) == str(path)
+    names = [event["name"] for event in json.loads(path.read_text())["traceEvents"]]
+    assert names.count("launch") >= 4 and {"schedule", "finish", "requests", "cache"} <= set(names)
+
+
+def test_requests_that_wait_too_long_are_refused() -> None:
+    layout = plan_layout({0: attention_spec(1, 4, "float32", 4)})
+    scheduler = Scheduler(layout, [64], max_model_len=64, max_num_seqs=1, max_num_batched_tokens=16, queue_timeout=5.0)
+    info = EngineInfo("m", "M", 100, 64, "float32", "cpu", 4, 64, 252, 1, 16, True)
+    now = 0.0
+    core = EngineCore(scheduler, InventingRunner(), info, clock=lambda: now)
+    core.add_request(request("runs", max_tokens=40))
+    core.step()
+    core.add_request(request("waits", max_tokens=2))
+    deltas = core.step()
+    now = 5.0
+    deltas = core.step()
+    refused = [delta for delta in deltas if delta.request_id == "waits"]
+    assert [(delta.finish_reason, delta.error_type) for delta in refused] == [("error", "QueueFullError")]
+    assert "5 seconds" in (refused[0].error or "")
+    scheduler.check_invariants()
+    while core.has_work():
+        deltas += core.step()
+    assert [delta.finish_reason for delta in deltas if delta.request_id == "runs"][-1] == "length"

@@ -38,6 +38,7 @@ def expected(model: Path, requests: list[AddRequest]) -> dict[str, list[int]]:
         dict(async_scheduling=False),
         dict(max_num_batched_tokens=64),
         dict(max_num_batched_tokens=64, max_num_seqs=5, long_prefill_token_threshold=7),
+        dict(max_prefill_slowdown=1.5),
         dict(block_size=4, num_gpu_blocks_override=1600),
         dict(num_threads=2),
     ],

@@ -178,6 +178,19 @@ def test_the_queue_is_bounded() -> None:
     scheduler.add(request("C", 3), 0.0)
 
 
+def test_prompt_tokens_that_wait_are_bounded_but_one_may_always_wait() -> None:
+    scheduler = make(max_num_queued_tokens=10)
+    scheduler.add(request("long", 15), 1.0)
+    with pytest.raises(QueueFullError, match="15 prompt tokens wait"):
+        scheduler.add(request("next", 1), 1.0)
+    scheduler.abort(["long"], 1.0)
+    scheduler.add(request("a", 6), 1.0)
+    scheduler.add(request("b", 4), 1.0)
+    with pytest.raises(QueueFullError):
+        scheduler.add(request("c", 1), 1.0)
+    scheduler.check_invariants()
+
+
 def test_configurations_that_can_not_work_are_refused() -> None:
     for options, text in (
         ({"max_num_seqs": 0}, "max_num_seqs"),

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from canter.core.errors import EngineDeadError, EngineError, EngineNotReadyError, QueueFullError
+from canter.core.errors import EngineDeadError, EngineError, EngineNotReadyError, EngineRestartingError, QueueFullError
 from canter.server.metrics import count_buckets
 from canter.version import __version__
 from tests.fake_core import FakeCore, say
@@ -45,13 +45,21 @@ def test_health_waits_for_the_tokenizer_too() -> None:
     with_harness(body, ready=False)
 
 
-@pytest.mark.parametrize("error", [EngineDeadError("it died at 0xabc"), EngineError("it has not answered")])
-def test_health_when_the_engine_is_gone_or_stuck(error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (EngineDeadError("it died at 0xabc"), "dead"),
+        (EngineError("it has not answered"), "stuck"),
+        (EngineRestartingError("soon"), "restarting"),
+    ],
+)
+def test_health_when_the_engine_is_gone_or_stuck(error: Exception, status: str) -> None:
     async def body(h: Harness) -> None:
         h.engine.health = error
         response = await h.http.get("/health")
         assert response.status_code == 503
-        assert response.json()["status"] == "dead" and "0xabc" not in response.text
+        assert response.json()["status"] == status and "0xabc" not in response.text
+        assert ("retry-after" in response.headers) == (status == "restarting")
 
     with_harness(body)
 
@@ -83,10 +91,11 @@ def test_models() -> None:
         assert listed["object"] == "list"
         assert [card["id"] for card in listed["data"]] == ["m", "org/m"]
         card = listed["data"][0]
+        [permission] = card.pop("permission")
+        assert permission["object"] == "model_permission" and permission["allow_sampling"] is True
         assert card.pop("created") > 0
         assert card == {
             "id": "m", "root": "smollm2-135m-instruct", "max_model_len": 512, "object": "model", "owned_by": "canter", "parent": None,
-            "permission": [],
         }  # fmt: skip
         assert (await h.http.get("/v1/models/org/m")).json()["id"] == "org/m"
         assert error_of(await h.http.get("/v1/models/x"), 404)["param"] == "model"

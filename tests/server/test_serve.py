@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ import pytest
 
 from canter.core.config import EngineArgs
 from canter.core.errors import ConfigError
+from canter.core.vllm_names import explain_unknown
 from canter.server.args import ServerArgs
 from tests.fakes import FAKE_ENGINE, model_folder
 
@@ -30,22 +32,25 @@ from canter.core.config import EngineArgs
 from canter.server.args import ServerArgs
 from canter.server.serve import run_server
 given = json.loads(sys.argv[1])
+for name, values in given["constants"].items():
+    vars(sys.modules[name]).update(values)
 sys.exit(run_server(EngineArgs(**given["engine"]), ServerArgs(**given["server"]), engine_command=given["command"]))
 """
 
 
 class Process:
-    """A server process on a free port."""
+    """A server process on a free port. `constants`: by module, what it is to take in place of its own."""
 
-    def __init__(self, *flags: str, model: str | None = None, **server) -> None:
+    def __init__(self, *flags: str, model: str | None = None, engine: dict | None = None, constants: dict | None = None, **server) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         arguments = {
-            "engine": {"model": model or str(model_folder())},
+            "engine": {"model": model or str(model_folder()), **(engine or {})},
             "server": {"host": "127.0.0.1", "port": self.port, "served_model_name": ["m"], **server},
             "command": [*FAKE_ENGINE, *flags],
+            "constants": constants or {},
         }
         self.process = subprocess.Popen([sys.executable, "-c", SCRIPT, json.dumps(arguments)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
@@ -283,12 +288,13 @@ def test_a_port_in_use_is_said_in_plain_words() -> None:
 
 
 def test_the_death_of_the_engine_ends_requests_and_the_server() -> None:
-    with server("--die-after", "5", "--delay", "0.02") as process:
+    with server("--die-after", "5", "--delay", "0.02", on_engine_death="fail") as process:
         with httpx.stream("POST", process.url + "/v1/completions", json={"prompt": "ab", "max_tokens": 500, "stream": True}) as response:
             lines = [line for line in response.iter_lines() if line]
         assert "exit code 4" in json.loads(lines[-2][6:])["error"]["message"]
         assert process.wait() == 1
         assert "engine has died" in process.log[-1]
+        assert not any("restarting" in line for line in process.log)
 
 
 def test_a_unix_socket_serves_and_is_removed(tmp_path: Path) -> None:
@@ -322,11 +328,129 @@ def wait_gone(pid: int) -> None:
     raise AssertionError(f"process {pid} is still there")
 
 
+def test_a_unix_socket_has_the_permissions_asked_for(tmp_path: Path) -> None:
+    for permissions in ("660", "600"):
+        path = tmp_path / permissions
+        with server("--hold", ready=False, uds=str(path), uds_permissions=permissions) as process:
+            process.wait_for_line("Started server process")
+            assert stat.S_IMODE(path.stat().st_mode) == int(permissions, 8)
+            process.signal(signal.SIGTERM)
+            assert process.wait() == 0
+
+
+def test_a_unix_socket_in_use_or_another_file_is_left_alone(tmp_path: Path) -> None:
+    live, other = tmp_path / "live", tmp_path / "file"
+    other.write_text("mine")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(live))
+        listener.listen()
+        for path in (live, other):
+            with server(ready=False, uds=str(path)) as process:
+                assert process.wait() == 1
+                assert f"Can't listen on {path}" in process.log[-1]
+            assert path.exists()
+
+
+def test_a_socket_file_that_another_server_has_put_there_stays(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with server("--hold", ready=False, uds=str(path)) as process:
+        process.wait_for_line("Started server process")
+        path.unlink()
+        with socket.socket(socket.AF_UNIX) as successor:
+            successor.bind(str(path))
+            process.signal(signal.SIGTERM)
+            assert process.wait() == 0
+            assert path.exists()
+
+
+def test_a_stopped_engine_is_not_healthy_and_recovers() -> None:
+    with server("--delay", "0.02", engine_stall_timeout=1) as process:
+        engine = engine_pid(process)
+        with httpx.stream("POST", process.url + "/v1/completions", json={"prompt": "ab", "max_tokens": 60, "stream": True}) as response:
+            lines = response.iter_lines()
+            next(lines)
+            os.kill(engine, signal.SIGSTOP)
+            try:
+                assert process.wait_for_status(503).json()["status"] == "stuck"
+            finally:
+                os.kill(engine, signal.SIGCONT)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        process.wait_for_status(200)
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_readers_that_take_nothing_cost_little_and_hold_up_nobody() -> None:
+    with server() as process:
+        httpx.post(process.url + "/v1/completions", json={"prompt": "ab", "max_tokens": 400})
+        before = resident_bytes(process.process.pid)
+        body = json.dumps({"prompt": "ab", "max_tokens": 500, "stream": True, "logprobs": 5}).encode()
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+        stalled = []
+        try:
+            for _ in range(100):
+                connection = socket.socket()
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                connection.connect(("127.0.0.1", process.port))
+                connection.sendall(head + body)
+                stalled.append(connection)
+            with httpx.Client(base_url=process.url, timeout=60) as client:
+                assert client.post("/v1/completions", json={"prompt": "ab", "max_tokens": 5}).status_code == 200
+                assert client.get("/health").status_code == 200
+                deadline = time.monotonic() + 60
+                while live_requests(process.url) and time.monotonic() < deadline:  # their requests end, though nobody reads
+                    time.sleep(0.05)
+                assert live_requests(process.url) == 0
+            assert resident_bytes(process.process.pid) - before < 100 * 2**20
+        finally:
+            for connection in stalled:
+                connection.close()
+
+
+def test_a_reader_that_takes_nothing_for_long_is_cut_off() -> None:
+    with server(constants={"canter.server.http_protocol": {"WRITE_SECONDS": 0.5}}) as process, socket.socket() as stalled:
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stalled.connect(("127.0.0.1", process.port))
+        body = json.dumps({"prompt": ["ab"] * 4, "max_tokens": 500, "logprobs": 20, "n": 20, "temperature": 1}).encode()
+        stalled.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+        )
+        stalled.sendall(body)
+        deadline = time.monotonic() + 30
+        while num_connections(process) > 0:
+            assert time.monotonic() < deadline, "the connection is still there"
+            time.sleep(0.05)
+        process.wait_for_status(200)
+
+
+def num_connections(process: Process) -> int:
+    """Established connections of the server, as the kernel lists them."""
+    ends = [line.split()[1:4] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(own == f"0100007F:{process.port:04X}" and state == "01" for own, _, state in ends)
+
+
+def test_the_access_log_is_machine_readable() -> None:
+    with server(access_log_format="json") as process:
+        httpx.post(process.url + "/v1/completions", json={"prompt": "ab", "max_tokens": 2})
+        process.wait_for_line('"path":"/v1/completions"')
+        [line] = [line for line in process.log if line.startswith("{")]
+        entry = json.loads(line)
+        assert entry["status"] == 200 and entry["client"].startswith("127.0.0.1:")
+
+
+def test_several_api_servers_are_refused_in_plain_words() -> None:
+    assert "one process" in explain_unknown("--api-server-count", [], "flag")
+
+
 def test_server_args_are_checked() -> None:
     with pytest.raises(ConfigError, match=r"Did you mean port\?"):
         ServerArgs.parse(prot=1)
     for name, value in [("port", 70_000), ("port", "80"), ("max_body_bytes", 0), ("shutdown_timeout", -1), ("uvicorn_log_level", "loud"),
-                        ("api_key", [""])]:  # fmt: skip
+                        ("api_key", [""]),
+                        ("on_engine_death", "hope"), ("max_engine_restarts", 0), ("engine_stall_timeout", 0)]:  # fmt: skip
         with pytest.raises(ConfigError, match=name):
             ServerArgs.parse(**{name: value})
     ServerArgs.parse(port=0, shutdown_timeout=5)

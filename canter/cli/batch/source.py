@@ -89,7 +89,12 @@ async def read_ahead(source: Source) -> AsyncIterator[AsyncIterator[list[Line]]]
     portions: asyncio.Queue[list[Line] | Exception | None] = asyncio.Queue(1)
 
     def hand_over(item: list[Line] | Exception | None) -> None:
-        asyncio.run_coroutine_threadsafe(portions.put(item), loop).result()
+        putting = portions.put(item)
+        try:
+            asyncio.run_coroutine_threadsafe(putting, loop).result()
+        except RuntimeError:
+            putting.close()
+            raise
 
     def work() -> None:
         # RuntimeError, CancelledError: the loop has ended before the file did.

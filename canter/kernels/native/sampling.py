@@ -109,8 +109,8 @@ def forbid_words(
     total_len = contiguous(total_len, torch.int32)
     inputs = None if input_ids is None else contiguous(input_ids, torch.int64)
     places = _addresses((logits, lines, last, prefixes, lengths, rows, first, drafts, token_ids, total_len))
-    sizes = *prefixes.shape, *token_ids.shape, num_lines, vocab
-    _native.forbid_words(*places, 0 if inputs is None else inputs.data_ptr(), *sizes)
+    sizes = [*prefixes.shape, *token_ids.shape, num_lines, vocab]
+    _native.forbid_words(*places, *[0 if inputs is None else inputs.data_ptr(), *sizes])
 
 
 def penalize(

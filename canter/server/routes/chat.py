@@ -46,7 +46,7 @@ async def chat_completions(request: Request) -> Response:
     body = await read_json(request, ChatRequest, state.server_args.max_body_bytes)
     model = state.model_name(body.model)
     shown_id, engine_id = state.new_ids(request, "chatcmpl", body.request_id)
-    body.priority = priority_of(request, body)
+    body.priority = priority_of(request, body.priority)
     job = await prepare_chat(generation, body, engine_id, state.server_args.trust_request_chat_template)
     encoder = ChatEncoder(state, generation, body, job, shown_id, model)
     outputs = generation.stream(job)

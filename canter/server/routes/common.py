@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.requests import Request
@@ -59,11 +61,11 @@ def _repetition_detection(body: GenerationRequest) -> RepetitionDetection | None
     )
 
 
-def priority_of(request: Request, body: GenerationRequest) -> int:
+def priority_of(request: Request, given: int | None) -> int:
     """The body's priority, or else the header's. Raises `InvalidRequestError` for a header that is no integer."""
     header = request.headers.get(PRIORITY_HEADER)
-    if body.priority is not None or header is None:
-        return body.priority or 0
+    if given is not None or header is None:
+        return given or 0
     if not _PRIORITY.fullmatch(header):
         raise InvalidRequestError(f"The header {PRIORITY_HEADER} must be an integer of 32 bits, got {header!r:.80}.", "priority")
     return int(header)
@@ -90,3 +92,32 @@ def usage_wanted(body: GenerationRequest, forced: bool) -> tuple[bool, bool]:
     options = body.stream_options
     at_end = forced or bool(options and options.include_usage)
     return at_end, at_end and bool(options and options.continuous_usage_stats)
+
+
+@contextmanager
+def field_names(names: Mapping[str, str]) -> Generator[None, None, None]:
+    """Errors raised within name fields as the user wrote them: `names` leads from the pipeline's names to a dialect's."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        theirs = names.get(error.param or "")
+        if theirs is None:
+            raise
+        message = re.sub(rf"^{re.escape(error.param or '')}\b", theirs, str(error))
+        raise InvalidRequestError(message, theirs) from None
+
+
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+def window_of_penalties(sampling: dict[str, Any], last_n: int | None, name: str) -> dict[str, Any]:
+    """Apply `repeat_last_n` of Ollama and llama.cpp: how many tokens penalties look back on. Here they look at all of them (-1);
+    0 turns them off; another number with a penalty can't be honoured, and raises `InvalidRequestError`."""
+    if last_n is None or last_n == -1:
+        return sampling
+    rest = {key: value for key, value in sampling.items() if key not in PENALTIES}
+    if last_n == 0 or len(rest) == len(sampling):
+        return rest
+    raise InvalidRequestError(
+        f"{name} must be -1, penalties look at the whole text, or 0, which turns them off; got {last_n}. Leave it out.", name
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -41,7 +40,7 @@ async def completions(request: Request) -> Response:
     body = await read_json(request, CompletionRequest, state.server_args.max_body_bytes)
     model = state.model_name(body.model)
     shown_id, engine_id = state.new_ids(request, "cmpl", body.request_id)
-    body.priority = priority_of(request, body)
+    body.priority = priority_of(request, body.priority)
     job = await prepare_completions(generation, body, engine_id)
     encoder = CompletionEncoder(state, generation, body, job, shown_id, model)
     outputs = generation.stream(job)
@@ -108,7 +107,7 @@ async def _prompts(generation: Generation, body: CompletionRequest) -> list[Prom
             "prompt must be a string, a list of strings, a list of token ids, or a list of lists of token ids.", "prompt"
         )
     if kinds == {str}:
-        return list(await asyncio.gather(*(generation.encode(item, special, must_fit) for item in given if isinstance(item, str))))
+        return await generation.encode_all([item for item in given if isinstance(item, str)], special, must_fit)
     return [generation.check_token_ids(item, "prompt") for item in given if isinstance(item, list)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from canter.core.errors import EngineError, EngineNotReadyError
+from canter.core.errors import EngineDeadError, EngineError, EngineNotReadyError, EngineRestartingError
 from canter.server.errors import LOADING_RETRY_SECONDS, sanitise
 from canter.server.sse import encoder
 from canter.server.state import ServerState, server_state
@@ -13,12 +13,12 @@ from canter.version import __version__
 
 
 async def health(request: Request) -> Response:
-    """200 with no body when requests are served; else 503 and a status: loading, stopping or dead."""
+    """200 with no body when requests are served; else 503 and a status: loading, restarting, stuck, stopping or dead."""
     state = server_state(request)
     status = _status(state)
     if status is None:
         return Response()
-    headers = {"Retry-After": str(LOADING_RETRY_SECONDS)} if status["status"] == "loading" else None
+    headers = {"Retry-After": str(LOADING_RETRY_SECONDS)} if status["status"] in ("loading", "restarting") else None
     return Response(encoder.encode(status), 503, headers, "application/json")
 
 
@@ -28,10 +28,15 @@ def _status(state: ServerState) -> dict[str, object] | None:
         return {"status": "stopping"}
     try:
         state.client.check_health()
+    except EngineRestartingError:
+        return {"status": "restarting", "phases": state.client.phases}
     except EngineNotReadyError:
         return {"status": "loading", "phases": state.client.phases}
-    except EngineError as error:
+    except EngineDeadError as error:
         return {"status": "dead", "message": sanitise(str(error))}
+    except EngineError as error:
+        if not state.traffic.is_paused:  # else it does as it was told
+            return {"status": "stuck", "message": sanitise(str(error))}
     return {"status": "loading", "phases": state.client.phases} if state.text is None else None
 
 

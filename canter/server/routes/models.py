@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from canter.core.errors import ModelNotFoundError
-from canter.server.schemas.openai import ModelCard, ModelList
+from canter.server.schemas.openai import ModelCard, ModelList, ModelPermission
 from canter.server.state import ServerState, server_state
 
 
@@ -28,7 +28,9 @@ async def get_model(request: Request) -> Response:
 
 def _card(state: ServerState, name: str) -> ModelCard:
     info = state.client.info
-    return ModelCard(name, state.created, state.engine_args.model, None if info is None else info.max_model_len)
+    context = None if info is None else info.max_model_len
+    permission = ModelPermission(f"modelperm-{name}", state.created)
+    return ModelCard(name, state.created, state.engine_args.model, context, permission=[permission])
 
 
 def _json(body: msgspec.Struct) -> Response:

@@ -327,6 +327,23 @@ class CompletionAnswer(Struct):
     metrics: RequestTiming | UnsetType = UNSET
 
 
+class ModelPermission(Struct):
+    """What OpenAI once told of a model; some clients still read it."""
+
+    id: str
+    created: int
+    object: str = "model_permission"
+    allow_create_engine: bool = False
+    allow_sampling: bool = True
+    allow_logprobs: bool = True
+    allow_search_indices: bool = False
+    allow_view: bool = True
+    allow_fine_tuning: bool = False
+    organization: str = "*"
+    group: str | None = None
+    is_blocking: bool = False
+
+
 class ModelCard(Struct):
     id: str
     created: int
@@ -335,7 +352,7 @@ class ModelCard(Struct):
     object: str = "model"
     owned_by: str = "canter"
     parent: str | None = None
-    permission: list[Any] = []
+    permission: list[ModelPermission] = []
 
 
 class ModelList(Struct):

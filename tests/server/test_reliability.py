@@ -1,0 +1,240 @@
+"""Promises about the whole server, over a fake engine process that is killed, stopped and flooded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from canter.server.loop_lag import watch_loop
+from canter.server.metrics import LoopLag
+from tests.server.test_serve import Process, engine_pid, live_requests, server, wait_gone
+
+
+def stream(process: Process, begun: threading.Barrier | None = None, **body) -> tuple[str, dict | None]:
+    """(text, usage) of a stream that ends as it should; `begun` is passed after its first piece."""
+    wishes = {"prompt": "ab", "stream": True, "stream_options": {"include_usage": True}, **body}
+    text, usage = "", None
+    with httpx.stream("POST", process.url + "/v1/completions", json=wishes, timeout=60) as response:
+        assert response.status_code == 200
+        lines = (line for line in response.iter_lines() if line)
+        for line in lines:
+            if line == "data: [DONE]":
+                break
+            event = json.loads(line[6:])
+            assert "error" not in event, event
+            text += "".join(choice["text"] for choice in event["choices"])
+            usage = event.get("usage") or usage
+            if begun is not None and text:
+                begun.wait(30)
+                begun = None
+        else:
+            raise AssertionError("the stream ended without [DONE]")
+        assert list(lines) == []
+    return text, usage
+
+
+def metric(process: Process, name: str) -> float:
+    text = httpx.get(process.url + "/metrics").text
+    return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
+
+
+def wait_until(condition, what: str, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.02)
+
+
+def test_32_streams_outlive_a_killed_engine() -> None:
+    with server("--delay", "0.01") as process, ThreadPoolExecutor(32) as pool:
+        begun = threading.Barrier(33)
+        asked = [pool.submit(stream, process, begun, max_tokens=100 + i) for i in range(32)]
+        begun.wait(30)
+        before = engine_pid(process)
+        os.kill(before, signal.SIGKILL)
+        for i, answer in enumerate(asked):
+            text, usage = answer.result()
+            assert text == ("ab" * 100)[: 100 + i] and usage["completion_tokens"] == 100 + i
+        assert engine_pid(process) != before
+        assert metric(process, "canter:engine_restarts_total") == 1
+        assert metric(process, "vllm:request_success_total") == 32
+        process.wait_for_line("the engine is back after")
+        process.wait_for_status(200)
+
+
+def test_while_the_engine_restarts_new_requests_are_told_to_come_back(tmp_path: Path) -> None:
+    marker = tmp_path / "loaded"
+    with server("--loads-once", str(marker)) as process:
+        os.kill(engine_pid(process), signal.SIGKILL)
+        response = process.wait_for_status(503)
+        assert response.json()["status"] == "restarting" and int(response.headers["retry-after"]) > 0
+        response = httpx.post(process.url + "/v1/completions", json={"prompt": "a"})
+        assert response.status_code == 503 and int(response.headers["retry-after"]) > 0
+        assert "restarted" in response.json()["error"]["message"]
+        assert httpx.get(process.url + "/metrics").status_code == 200
+        marker.unlink()
+        process.wait_for_status(200)
+        assert stream(process, max_tokens=4)[0] == "abab"
+
+
+def test_an_engine_that_dies_too_often_takes_the_server_with_it() -> None:
+    with server("--die-after", "20", "--delay", "0.01", max_engine_restarts=1) as process:
+        with httpx.stream("POST", process.url + "/v1/completions", json={"prompt": "ab", "max_tokens": 500, "stream": True}) as response:
+            lines = [line for line in response.iter_lines() if line]
+        assert "exit code 4" in json.loads(lines[-2][6:])["error"]["message"] and lines[-1] == "data: [DONE]"
+        assert process.wait() == 1
+        assert "engine has died" in process.log[-1]
+
+
+def test_a_request_that_kills_the_engine_ends_alone() -> None:
+    with server("--poison", "x", "--delay", "0.01") as process, ThreadPoolExecutor(4) as pool:
+        begun = threading.Barrier(5)
+        good = [pool.submit(stream, process, begun, max_tokens=400) for _ in range(4)]
+        begun.wait(30)
+        response = httpx.post(process.url + "/v1/completions", json={"prompt": "xy", "max_tokens": 100}, timeout=60)
+        assert response.status_code == 500 and "died each time" in response.json()["error"]["message"]
+        assert {answer.result()[0] for answer in good} == {"ab" * 200}
+        process.wait_for_status(200)
+
+
+def test_a_stopped_engine_is_unhealthy_until_it_goes_on() -> None:
+    with server("--delay", "0.01", engine_stall_timeout=0.5) as process, ThreadPoolExecutor(1) as pool:
+        begun = threading.Barrier(2)
+        answer = pool.submit(stream, process, begun, max_tokens=200)
+        begun.wait(30)
+        engine = engine_pid(process)
+        os.kill(engine, signal.SIGSTOP)
+        assert process.wait_for_status(503).json()["status"] == "stuck"
+        os.kill(engine, signal.SIGCONT)
+        assert answer.result()[0] == "ab" * 100
+        process.wait_for_status(200)
+        assert engine_pid(process) == engine, "a stopped engine is not a dead one"
+        os.kill(engine, signal.SIGSTOP)
+        assert httpx.get(process.url + "/health").status_code == 200, "without work it owes no sign of life"
+        os.kill(engine, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_when_the_frontend_is_killed_its_engine_goes_too(stopped: bool) -> None:
+    with server("--delay", "0.05") as process, ThreadPoolExecutor(1) as pool:
+        begun = threading.Barrier(2)
+        answer = pool.submit(stream, process, begun, max_tokens=500)
+        begun.wait(30)
+        engine = engine_pid(process)
+        if stopped:
+            os.kill(engine, signal.SIGSTOP)
+        process.signal(signal.SIGKILL)
+        try:
+            if not stopped:  # the fake engine can't ask the kernel to be killed, as the real one does
+                wait_gone(engine)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(engine, signal.SIGCONT)
+        wait_gone(engine)
+        with pytest.raises(httpx.TransportError):
+            answer.result()
+
+
+def test_sigterm_lets_16_streams_end() -> None:
+    with server("--delay", "0.01", shutdown_timeout=60) as process, ThreadPoolExecutor(16) as pool:
+        begun = threading.Barrier(17)
+        asked = [pool.submit(stream, process, begun, max_tokens=150 + i) for i in range(16)]
+        begun.wait(30)
+        process.signal(signal.SIGTERM)
+        for i, answer in enumerate(asked):
+            text, usage = answer.result()
+            assert text == ("ab" * 100)[: 150 + i] and usage["completion_tokens"] == 150 + i
+        assert process.wait() == 0
+
+
+def request_bytes(**body) -> bytes:
+    data = json.dumps({"prompt": "ab", "stream": True, "stream_options": {"include_usage": True}, **body}).encode()
+    return b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(data) + data
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_slow_readers_cost_little_and_hold_nobody_up() -> None:
+    """What they don't read is kept as one piece that grows to the end of the answer, and no further; nothing is lost."""
+    num_slow, num_tokens = 60, 500
+    with server() as process, contextlib.ExitStack() as stack:
+        before = resident_bytes(process.process.pid)
+        slow = []
+        for _ in range(num_slow):
+            connection = stack.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(60)
+            connection.connect(("127.0.0.1", process.port))
+            connection.sendall(request_bytes(max_tokens=num_tokens, logprobs=5))
+            slow.append(connection)
+        assert stream(process, max_tokens=50)[0] == "ab" * 25
+        wait_until(lambda: live_requests(process.url) == 0, "the engine to finish what nobody reads")
+        # Each holds 500 tokens with six logprobs as objects; what HTTP buffers besides is bounded by its own marks.
+        assert resident_bytes(process.process.pid) - before < num_slow * 4 * 2**20
+        for connection in slow:
+            answer = b"".join(iter(lambda c=connection: c.recv(65536), b""))
+            events = [json.loads(line[6:]) for line in re.findall(rb"^data: \{.*\}\r?$", answer, re.MULTILINE)]
+            assert b"data: [DONE]" in answer
+            assert "".join(choice["text"] for event in events for choice in event["choices"]) == "ab" * (num_tokens // 2)
+            assert events[-1]["usage"]["completion_tokens"] == num_tokens
+        process.wait_for_status(200)
+
+
+@pytest.fixture
+def crowded() -> Iterator[Process]:
+    with server("--delay", "0.05", engine={"max_num_queued_reqs": 2}) as process:
+        yield process
+
+
+def test_a_full_server_says_so_and_stays_well(crowded: Process) -> None:
+    """The fake engine takes 8 at once, 2 may wait."""
+    with ThreadPoolExecutor(10) as pool:
+        begun = threading.Barrier(11)
+        asked = [pool.submit(stream, crowded, begun, max_tokens=100) for _ in range(10)]
+        begun.wait(30)
+        response = httpx.post(crowded.url + "/v1/completions", json={"prompt": "a", "stream": True})
+        assert response.status_code == 503 and int(response.headers["retry-after"]) > 0
+        assert "full" in response.json()["error"]["message"]
+        crowded.wait_for_status(200)
+        assert httpx.get(crowded.url + "/metrics").status_code == 200
+        assert {answer.result()[0] for answer in asked} == {"ab" * 50}
+    assert stream(crowded, max_tokens=2)[0] == "ab"
+
+
+def test_a_loop_that_is_held_up_is_noticed() -> None:
+    async def main() -> LoopLag:
+        lag = LoopLag()
+        watcher = asyncio.create_task(watch_loop(lag, interval=0.01))
+        await asyncio.sleep(0.02)
+        time.sleep(0.2)
+        await asyncio.sleep(0.02)
+        watcher.cancel()
+        return lag
+
+    assert asyncio.run(main()).longest > 0.1
+
+
+def test_how_late_the_loop_was_is_a_metric() -> None:
+    """Also under big bodies, which must not hold others up. The figure is printed; it is the machine's as well as ours."""
+    with server() as process, ThreadPoolExecutor(4) as pool:
+        text = "word and word " * 70_000
+        bodies = [{"prompt": text}, {"prompt": [97] * 200_000}, {"prompt": ["a"] * 1000, "max_tokens": 1}, {"prompt": text, "echo": True}]
+        answers = list(pool.map(lambda body: httpx.post(process.url + "/v1/completions", json=body, timeout=60), bodies))
+        assert {answer.status_code for answer in answers} <= {200, 400, 503}
+        wait_until(lambda: metric(process, "canter:event_loop_lag_seconds_count") > 10, "the watcher of the loop")
+        print(f"the loop was at most {1000 * metric(process, 'canter:event_loop_lag_max_seconds'):.0f} ms late")
