@@ -13,6 +13,8 @@ TORCH_INDEX ?=
 INSTALL := $(PIP) install -c $(CONSTRAINTS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 PYTEST_ARGS ?=
 SCREENSHOTS ?=
+# Requests of each operation in test-api.
+EXAMPLES ?= 50
 BENCH_ARGS ?=
 # Names of the clients to run; none for all.
 CLIENTS ?=
@@ -25,7 +27,7 @@ ARM_SYNTAX := $(ARM_CXX) -std=c++20 -ffp-contract=off -fsyntax-only -Wall -Wextr
 NATIVE_TESTS := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCANTER_TESTS=ON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo check check-arm test clients test-real test-page test-native test-native-arm bench docs clean
+.PHONY: help setup dev demo check check-arm test clients test-real test-page test-api test-native test-native-arm bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -97,6 +99,10 @@ clients: setup ## real client libraries, unmodified, against a server with the b
 # Of the system: chromium, fonts-dejavu-core. SCREENSHOTS=docs/images takes the pictures of the documentation anew.
 test-page: dev ## the built-in page in a headless Chromium
 	CANTER_SCREENSHOTS=$(SCREENSHOTS) $(BIN)/python -m pytest -m browser tests/page $(PYTEST_ARGS)
+
+# In an environment of its own, as the clients.
+test-api: dev ## schemathesis and a validator of OpenAPI against the server, over a fake engine
+	$(BIN)/python tests/api/run.py $(EXAMPLES)
 
 # AVX-512 kernels run in emulation, so that this needs no more than AVX2. Of the system: libsimde-dev.
 test-native: $(STAMPS)/package ## the native core's tests in C++, plain and under sanitizers, AVX-512 emulated

@@ -15,17 +15,19 @@ from canter.client.protocol import EngineClient
 from canter.core.config import EngineArgs
 from canter.server.access_log import AccessLog
 from canter.server.args import ServerArgs
-from canter.server.auth import AuthMiddleware
+from canter.server.auth import OPEN_PATHS, AuthMiddleware
 from canter.server.errors import ErrorMiddleware, on_http_exception
 from canter.server.load_report import LoadReportMiddleware
 from canter.server.metrics import HttpMetricsMiddleware, Metrics
 from canter.server.model_text import ModelText
+from canter.server.openapi import ApiDocument
 from canter.server.request_ids import made_request_id
 from canter.server.routes import (
     admin,
     anthropic,
     chat,
     completions,
+    docs,
     generate,
     health,
     llamacpp,
@@ -94,10 +96,11 @@ def build_app(
     engine_args, server_args = engine_args or EngineArgs(), server_args or ServerArgs()
     names = server_args.served_model_name or [engine_args.model]
     state = ServerState(client, engine_args, server_args, metrics or Metrics(names[0]), text, tracing=tracing)
-    routes = [*ROUTES, *admin.routes(server_args), *page.routes(server_args)]
+    routes = [*ROUTES, *admin.routes(server_args), *page.routes(server_args), *docs.routes(server_args)]
     app = Starlette(routes=routes, middleware=_middleware(state, routes), exception_handlers={HTTPException: on_http_exception})
     app.router.redirect_slashes = False
     app.state.server = state
+    app.state.api_document = ApiDocument(routes, OPEN_PATHS | page.OPEN_PATHS | docs.OPEN_PATHS, server_args.root_path)
     return app
 
 
@@ -120,7 +123,7 @@ def _middleware(state: ServerState, routes: Sequence[Route]) -> list[Middleware]
             )
         )
     if args.api_keys:
-        layers.append(Middleware(AuthMiddleware, api_keys=args.api_keys, more_open_paths=page.OPEN_PATHS))
+        layers.append(Middleware(AuthMiddleware, api_keys=args.api_keys, more_open_paths=page.OPEN_PATHS | docs.OPEN_PATHS))
     if state.tracing is not None:
         layers.append(Middleware(TraceContextMiddleware))
     layers.append(Middleware(LoadReportMiddleware, client=state.client))

@@ -149,17 +149,20 @@ async def resume(request: Request) -> Response:
 
 
 async def is_paused(request: Request) -> Response:
+    """Whether the engine is paused, or about to be."""
     return _json({"is_paused": server_state(request).traffic.is_paused})
 
 
-class _AbortRequest(msgspec.Struct, forbid_unknown_fields=True):
+class AbortBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`POST /abort_requests`."""
+
     request_ids: list[str] | None = None
 
 
 async def abort_requests(request: Request) -> Response:
     """End requests by the ids in their answers; without ids, all. Their streams end with finish_reason abort."""
     state = server_state(request)
-    body = await _small_body(request, _AbortRequest)
+    body = await _small_body(request, AbortBody)
 
     async def answer() -> dict[str, int]:
         return {"aborted": await state.traffic.abort(body.request_ids)}
@@ -167,7 +170,9 @@ async def abort_requests(request: Request) -> Response:
     return json_response(answer())
 
 
-class _ProfileRequest(msgspec.Struct, forbid_unknown_fields=True):
+class ProfileBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`POST /start_profile`."""
+
     profile_prefix: str = "canter"
     delay_iterations: int = 0
     max_iterations: int = 0
@@ -176,7 +181,7 @@ class _ProfileRequest(msgspec.Struct, forbid_unknown_fields=True):
 async def start_profile(request: Request) -> Response:
     """Begin to record the engine's steps. 409 when that is so already."""
     state = server_state(request)
-    body = await _small_body(request, _ProfileRequest)
+    body = await _small_body(request, ProfileBody)
     if not _PREFIX.fullmatch(body.profile_prefix):
         raise InvalidRequestError(
             "profile_prefix must be 1 to 128 letters, digits, '.', '_' or '-', and begin with a letter or digit.", "profile_prefix"

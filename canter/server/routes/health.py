@@ -41,6 +41,7 @@ def _status(state: ServerState) -> dict[str, object] | None:
 
 
 async def version(request: Request) -> Response:
+    """Canter's version."""
     return Response(encoder.encode({"version": __version__}), media_type="application/json")
 
 
