@@ -12,7 +12,7 @@ import msgspec
 from starlette.routing import Route
 
 from canter.server.json_schema import SchemaBuilder
-from canter.server.operations import JSON, OPERATIONS, Operation
+from canter.server.operations import EVENTS, JSON, OPERATIONS, Operation
 from canter.version import __version__
 
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
@@ -93,9 +93,8 @@ def _responses(builder: SchemaBuilder, operation: Operation) -> dict[str, Any]:
     if operation.media_type is not None:
         content[operation.media_type] = {"schema": _any_of(builder, operation.answer)}
     if operation.chunk is not None:
-        # A stream is text; what its events hold stands in contentSchema.
-        events = {**_TEXT, "contentMediaType": JSON, "contentSchema": _any_of(builder, operation.chunk)}
-        content[operation.stream_type] = {"schema": events}
+        text = {**_TEXT, "contentMediaType": JSON, "contentSchema": _any_of(builder, operation.chunk)}
+        content[operation.stream_type] = {"schema": _event(text) if operation.stream_type == EVENTS else text}
     error = {JSON: {"schema": builder.of(operation.error)}}
     found: dict[str, Any] = {"200": {"description": "Done", **({"content": content} if content else {})}}
     for status, kind in operation.statuses.items():
@@ -106,6 +105,11 @@ def _responses(builder: SchemaBuilder, operation: Operation) -> dict[str, Any]:
     found["4XX"] = {"description": "The request can't be honoured; the message says why", "content": error}
     found["5XX"] = {"description": "The server can't answer now, or has failed", "content": error}
     return found
+
+
+def _event(data: dict[str, Any]) -> dict[str, Any]:
+    """The schema of each server-sent event, which is how tools read the schema of such a stream. A last one may hold [DONE]."""
+    return {"type": "object", "properties": {"event": _TEXT, "data": data}, "required": ["data"]}
 
 
 def _any_of(builder: SchemaBuilder, kinds: Any) -> dict[str, Any]:

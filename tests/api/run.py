@@ -1,4 +1,4 @@
-"""Have others judge the API: its OpenAPI document by a validator, the server by schemathesis, which sends what the document allows and forbids.
+"""Have others judge the API: its document by a validator, the server by schemathesis, which sends what the document allows and forbids.
 
 python tests/api/run.py [EXAMPLES]
 
@@ -44,7 +44,7 @@ def install() -> None:
 
 def main(examples: str = "50") -> int:
     install()
-    server = CannedServer(**everything())
+    server = CannedServer(in_front=False, **everything())
     try:
         with tempfile.NamedTemporaryFile(suffix=".json") as document:
             document.write(httpx.get(server.url + "openapi.json").content)

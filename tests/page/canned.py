@@ -43,14 +43,18 @@ def script(*pieces: bytes, delay: float = 0.0) -> Script:
 
 
 class CannedServer:
-    """Runs until `close`. `script` answers the next chats (None: the fake engine does), `bodies` are those of the chats so far."""
+    """Runs until `close`; `in_front` False leaves the app as it is.
 
-    def __init__(self, *, prefix: str = "", models: list[dict[str, Any]] | None = None, **server: Any) -> None:
+    `script` answers the next chats (None: the fake engine does), `failure` instead of it, and `bodies` are those of the chats so far.
+    """
+
+    def __init__(self, *, in_front: bool = True, prefix: str = "", models: list[dict[str, Any]] | None = None, **server: Any) -> None:
         self.script: Script | None = None
         self.failure: tuple[int, bytes] | None = None
         self.bodies: list[dict[str, Any]] = []
         self.num_left = 0
         self.scrapes = 0
+        self._in_front = in_front
         self._models = models
         self._prefix = prefix
         self._server_args = server
@@ -99,7 +103,7 @@ class CannedServer:
         rows = [Route("/v1/chat/completions", chat, methods=["POST"]), Route("/metrics", metrics)]
         if self._models is not None:
             rows.append(Route("/v1/models", models))
-        app.router.routes[:0] = rows
+        app.router.routes[:0] = rows if self._in_front else []
         shown = Router([Mount(self._prefix, app=app)]) if self._prefix else app
         config = uvicorn.Config(shown, host="127.0.0.1", port=0, log_config=None, lifespan="off", ws="none")
         self._server = uvicorn.Server(config)

@@ -71,7 +71,7 @@ def test_bodies_answers_and_streams_of_chat() -> None:
     assert chat["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ChatRequest"}
     content = chat["responses"]["200"]["content"]
     assert content["application/json"]["schema"] == {"$ref": "#/components/schemas/ChatAnswer"}
-    assert content["text/event-stream"]["schema"]["contentSchema"] == {"$ref": "#/components/schemas/ChatChunk"}
+    assert content["text/event-stream"]["schema"]["properties"]["data"]["contentSchema"] == {"$ref": "#/components/schemas/ChatChunk"}
     for status in ("4XX", "5XX"):
         assert chat["responses"][status]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ErrorBody"}
     request = tree["components"]["schemas"]["ChatRequest"]

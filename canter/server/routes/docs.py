@@ -117,7 +117,9 @@ def _type(schema: dict[str, Any]) -> str:
     if "enum" in schema:
         return " or ".join(f"<code>{escape(str(value))}</code>" for value in schema["enum"])
     if "contentSchema" in schema:
-        return f"events of {_type(schema['contentSchema'])}"
+        return f"lines of {_type(schema['contentSchema'])}"
+    if "data" in schema.get("properties", {}):
+        return f"events of {_type(schema['properties']['data']['contentSchema'])}"
     if "prefixItems" in schema:
         return f"list of {', '.join(map(_type, schema['prefixItems']))}"
     if schema.get("type") == "array":
