@@ -64,6 +64,7 @@ def test_stop_ends_the_work_of_the_engine(tab: Page, real: Server) -> None:
     real.wait_idle()
     before = real.metric("vllm:generation_tokens_total")
     assert before < 900
+    tab.fill("[name=max_tokens]", "5")
     tab.say("Thanks.")  # the conversation goes on
     assert len(tab.texts(".message")) == 4 and tab.problems == []
 
