@@ -12,6 +12,7 @@ NATIVE_SOURCES := $(wildcard CMakeLists.txt) $(shell find csrc -type f 2>/dev/nu
 TORCH_INDEX ?=
 INSTALL := $(PIP) install -c $(CONSTRAINTS) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 PYTEST_ARGS ?=
+SCREENSHOTS ?=
 BENCH_ARGS ?=
 # Names of the clients to run; none for all.
 CLIENTS ?=
@@ -24,7 +25,7 @@ ARM_SYNTAX := $(ARM_CXX) -std=c++20 -ffp-contract=off -fsyntax-only -Wall -Wextr
 NATIVE_TESTS := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCANTER_TESTS=ON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo check check-arm test clients test-real test-native test-native-arm bench docs clean
+.PHONY: help setup dev demo check check-arm test clients test-real test-page test-native test-native-arm bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -92,6 +93,10 @@ test-real: dev ## tests on real weights: the bundled model, and those in the dir
 # In an environment of their own: some of them need libraries that Canter does not. Of the system: node and npm.
 clients: setup ## real client libraries, unmodified, against a server with the bundled model
 	$(BIN)/python tests/clients/run.py $(CLIENTS)
+
+# Of the system: chromium, fonts-dejavu-core. SCREENSHOTS=docs/images takes the pictures of the documentation anew.
+test-page: dev ## the built-in page in a headless Chromium
+	CANTER_SCREENSHOTS=$(SCREENSHOTS) $(BIN)/python -m pytest -m browser tests/page $(PYTEST_ARGS)
 
 # AVX-512 kernels run in emulation, so that this needs no more than AVX2. Of the system: libsimde-dev.
 test-native: $(STAMPS)/package ## the native core's tests in C++, plain and under sanitizers, AVX-512 emulated

@@ -21,7 +21,21 @@ from canter.server.load_report import LoadReportMiddleware
 from canter.server.metrics import HttpMetricsMiddleware, Metrics
 from canter.server.model_text import ModelText
 from canter.server.request_ids import made_request_id
-from canter.server.routes import admin, anthropic, chat, completions, generate, health, llamacpp, models, ollama, render, responses, tokens
+from canter.server.routes import (
+    admin,
+    anthropic,
+    chat,
+    completions,
+    generate,
+    health,
+    llamacpp,
+    models,
+    ollama,
+    page,
+    render,
+    responses,
+    tokens,
+)
 from canter.server.state import ServerState
 from canter.server.tracing import TraceContextMiddleware, Tracing
 
@@ -80,7 +94,7 @@ def build_app(
     engine_args, server_args = engine_args or EngineArgs(), server_args or ServerArgs()
     names = server_args.served_model_name or [engine_args.model]
     state = ServerState(client, engine_args, server_args, metrics or Metrics(names[0]), text, tracing=tracing)
-    routes = [*ROUTES, *admin.routes(server_args)]
+    routes = [*ROUTES, *admin.routes(server_args), *page.routes(server_args)]
     app = Starlette(routes=routes, middleware=_middleware(state, routes), exception_handlers={HTTPException: on_http_exception})
     app.router.redirect_slashes = False
     app.state.server = state
@@ -106,7 +120,7 @@ def _middleware(state: ServerState, routes: Sequence[Route]) -> list[Middleware]
             )
         )
     if args.api_keys:
-        layers.append(Middleware(AuthMiddleware, api_keys=args.api_keys))
+        layers.append(Middleware(AuthMiddleware, api_keys=args.api_keys, more_open_paths=page.OPEN_PATHS))
     if state.tracing is not None:
         layers.append(Middleware(TraceContextMiddleware))
     layers.append(Middleware(LoadReportMiddleware, client=state.client))

@@ -63,6 +63,7 @@ class ServerArgs:
     enable_prompt_tokens_details: bool = _server_arg(False, "Report cached prompt tokens in usage.prompt_tokens_details.")
     enable_per_request_metrics: bool = _server_arg(False, "Tell in each answer, in metrics, how long its parts took.")
     enable_force_include_usage: bool = _server_arg(False, "Send usage in every stream, asked for or not.")
+    disable_page: bool = _server_arg(False, "Don't serve the built-in web page at /.")
     enable_responses_store: bool = _server_arg(
         True, "Keep responses of /v1/responses in memory, for previous_response_id, background and later reading."
     )

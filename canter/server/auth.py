@@ -22,8 +22,9 @@ class AuthMiddleware:
     (OPTIONS) carry no key and pass: they only learn which headers are allowed.
     """
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str], more_open_paths: frozenset[str] = frozenset()) -> None:
         self._app = app
+        self._open = OPEN_PATHS | more_open_paths
         self._digests = [_digest(key.encode()) for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -34,10 +35,9 @@ class AuthMiddleware:
                 return
         await self._app(scope, receive, send)
 
-    @staticmethod
-    def _open_paths(scope: Scope) -> frozenset[str]:
+    def _open_paths(self, scope: Scope) -> frozenset[str]:
         root = scope.get("root_path", "")
-        return frozenset(root + path for path in OPEN_PATHS) if root else OPEN_PATHS
+        return frozenset(root + path for path in self._open) if root else self._open
 
     def _problem(self, headers: Headers) -> str | None:
         """Why the request may not pass, or None."""
