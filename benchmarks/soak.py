@@ -6,7 +6,7 @@ threads of frontend and engine are sampled. The run fails, with exit status 1, w
 
 - an answer is wrong, an id comes twice, a request has no end, or a status is above 499;
 - the log has an error, or the engine was restarted;
-- at the end requests still run or wait, blocks of the cache are not free, or descriptors are left open;
+- at the end requests still run or wait, blocks of the cache are not free, or descriptors or tasks are left;
 - memory grows. After the first quarter, in which caches fill, its slope is the median of those between all pairs of samples. It
   fails above `--max-slope` MB an hour, if that came to more than `--noise` MB within the run: less tells nothing in a short one.
 """
@@ -48,13 +48,14 @@ IDLE_SECONDS = 20.0
 FIRST_SECONDS = 1.0
 """A kind's time until one of it has ended."""
 SPARE_DESCRIPTORS = 4
+SPARE_TASKS = 4
 MAX_PROBLEMS = 20
 MAX_POINTS = 400
 MB = 1e6
 FLAGS = ("--kv-cache-memory-bytes", "192M", "--max-model-len", "2048", "--responses-store-size", "64", "--enable-dev-mode",
          "--enable-server-load-tracking", "--served-model-name", "soak")  # fmt: skip
 FIGURES = ("seconds", "concurrency", "ids", "tokens", "preemptions", "prefix_hits", "blocks", "free_blocks", "descriptors_start",
-           "descriptors_end", "loop_lag_max_ms")  # fmt: skip
+           "descriptors_end", "tasks_start", "tasks_end", "loop_lag_max_ms")  # fmt: skip
 _ERRORS = re.compile(r"\b(ERROR|CRITICAL|Traceback)\b|was never retrieved|was never awaited|Task was destroyed")
 _PLAIN_FIGURE = re.compile(r"^([a-zA-Z_:]+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
@@ -249,6 +250,7 @@ async def soak(server: Server, options: argparse.Namespace) -> dict[str, Any]:
     async with httpx.AsyncClient(base_url=server.root, timeout=60.0, trust_env=False) as control:
         info = (await control.get("/server_info")).json()["engine"]
         before = read_process(server.process.pid).descriptors
+        tasks = (await figures_of(control))["canter:event_loop_tasks"]
         async with httpx.AsyncClient(base_url=server.root, timeout=None, trust_env=False, limits=limits) as http:
             session = Session(http, "soak", info["max_model_len"], info["vocab_size"])
             load = Load(session, options.seconds, options.concurrency, options.seed)
@@ -267,6 +269,10 @@ async def soak(server: Server, options: argparse.Namespace) -> dict[str, Any]:
     problems = [*tally.problems, *alive, *grown]
     if last.frontend.descriptors > before + SPARE_DESCRIPTORS:
         problems.append(f"the frontend has {last.frontend.descriptors} descriptors at the end, {before} at the beginning")
+    if metrics["canter:event_loop_tasks"] > tasks + SPARE_TASKS:
+        problems.append(
+            f"the frontend's event loop has {metrics['canter:event_loop_tasks']:.0f} tasks at the end, {tasks:.0f} at the beginning"
+        )
     if metrics["canter:engine_restarts_total"]:
         problems.append(f"the engine was restarted {metrics['canter:engine_restarts_total']:.0f} times")
     problems += [f"the log: {line:.300}" for line in server.log_text().splitlines() if _ERRORS.search(line)][:MAX_PROBLEMS]
@@ -282,6 +288,8 @@ async def soak(server: Server, options: argparse.Namespace) -> dict[str, Any]:
         "free_blocks": metrics["canter:num_free_blocks"],
         "blocks": metrics["canter:num_blocks"],
         "loop_lag_max_ms": metrics["canter:event_loop_lag_max_seconds"] * 1e3,
+        "tasks_start": tasks,
+        "tasks_end": metrics["canter:event_loop_tasks"],
         "descriptors_start": before,
         "descriptors_end": last.frontend.descriptors,
         "memory": memory,
@@ -334,7 +342,7 @@ def main() -> int:
     parser.add_argument("--model", help="A model in place of the bundled one.")
     parser.add_argument("--tiny", action="store_true", help="A tiny model with random weights: to see that it works.")
     parser.add_argument("--max-slope", type=float, default=40.0, metavar="MB", help="Most that memory may grow in an hour.")
-    parser.add_argument("--noise", type=float, default=10.0, metavar="MB", help="Growth within the run that tells nothing.")
+    parser.add_argument("--noise", type=float, default=16.0, metavar="MB", help="Growth within the run that tells nothing.")
     parser.add_argument("--json", metavar="FILE", help="Also write everything, all samples too, to this file.")
     options = parser.parse_args()
     with model_words(options) as words, private_server([*words[:1], *FLAGS, *words[1:]]) as server:
