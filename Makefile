@@ -18,6 +18,10 @@ EXAMPLES ?= 50
 BENCH_ARGS ?=
 # Names of the clients to run; none for all.
 CLIENTS ?=
+# Of the soak, as are SOAK_ARGS (see benchmarks/soak.py): how long, how many requests at a time.
+SECONDS ?= 1800
+CONCURRENCY ?= 64
+SOAK_ARGS ?=
 # Compiler processes of the native tests.
 JOBS ?= 2
 # What an Arm build of the native core compiles, without what needs Python's headers, and how to see that it would compile.
@@ -27,7 +31,7 @@ ARM_SYNTAX := $(ARM_CXX) -std=c++20 -ffp-contract=off -fsyntax-only -Wall -Wextr
 NATIVE_TESTS := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DCANTER_TESTS=ON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup dev demo check check-arm test clients test-real test-page test-api test-native test-native-arm bench docs clean
+.PHONY: help setup dev demo check check-arm test clients test-real test-page test-api test-native test-native-arm bench soak docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -122,6 +126,9 @@ test-native-arm: $(STAMPS)/package ## the same tests for AArch64, under QEMU
 bench: setup ## latency and throughput of the bundled model beside the machine's limit
 	$(BIN)/canter bench latency $(BENCH_ARGS)
 	$(BIN)/canter bench throughput $(BENCH_ARGS)
+
+soak: setup ## every kind of request for half an hour: answers, memory and what is left at the end are checked
+	$(BIN)/python benchmarks/soak.py --seconds $(SECONDS) --concurrency $(CONCURRENCY) $(SOAK_ARGS)
 
 docs: setup ## write the generated pages anew
 	$(BIN)/python docs/generate.py

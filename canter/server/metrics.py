@@ -6,6 +6,7 @@ counters are read from its last `EngineStats` when somebody asks.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -267,6 +268,7 @@ class _LiveCollector(Collector):
         yield self._counter("canter:engine_restarts", "Restarts of the engine after it had died.", metrics.num_engine_restarts)
         yield metrics.loop_lag.tally.family("canter:event_loop_lag_seconds", "How late the event loop was.", metrics.labels)
         yield self._gauge("canter:event_loop_lag_max_seconds", "The latest that the event loop ever was.", metrics.loop_lag.longest)
+        yield self._gauge("canter:event_loop_tasks", "Tasks on the event loop.", _num_tasks())
         yield metrics.inter_token.family("vllm:inter_token_latency_seconds", "From token to token.", metrics.labels)
         if info is not None:
             yield self._cache_info(info)
@@ -397,3 +399,11 @@ class StatsLog:
             )
         self._was_idle, self._time, self._stats = idle, now, stats
         self._totals = Totals(totals.prompt_tokens, totals.generation_tokens)
+
+
+def _num_tasks() -> int:
+    """Tasks of the loop that serves; 0 where the figures are read outside of one."""
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:
+        return 0

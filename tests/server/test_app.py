@@ -214,8 +214,9 @@ def test_metrics_tell_of_requests() -> None:
 def test_before_the_first_step_all_blocks_are_free() -> None:
     async def body(h: Harness) -> None:
         lines = (await h.http.get("/metrics")).text.splitlines()
-        values = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines if line.startswith("canter:num_")}
+        values = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines if line.startswith("canter:")}
         assert values["canter:num_free_blocks"] == values["canter:num_blocks"] > 0
+        assert 0 < values["canter:event_loop_tasks"] < 100
 
     with_harness(body)
 
