@@ -18,7 +18,7 @@ from canter.server.body import read_json
 from canter.server.generation import Generation, Job, Prompt, Wishes, fold
 from canter.server.logprobs import ChatLogprobsFormat, finite_prompt_logprobs
 from canter.server.messages import plain_text, template_messages
-from canter.server.routes.common import check_shared, priority_of, sampling_of, usage_wanted
+from canter.server.routes.common import LOGPROBS_NAMES, check_shared, field_names, priority_of, sampling_of, usage_wanted
 from canter.server.schemas.openai import (
     AnswerMessage,
     ChatAnswer,
@@ -81,7 +81,8 @@ async def prepare_chat(generation: Generation, body: ChatRequest, engine_id: str
         use_beam_search=body.use_beam_search,
         length_penalty=body.length_penalty,
     )
-    return generation.prepare(engine_id, [prompt], wishes)
+    with field_names(LOGPROBS_NAMES):
+        return generation.prepare(engine_id, [prompt], wishes)
 
 
 async def chat_prompt(generation: Generation, body: Any, trust_template: bool) -> Prompt:
