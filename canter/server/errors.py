@@ -61,6 +61,8 @@ LOADING_RETRY_SECONDS = 2
 MAX_MESSAGE_CHARS = 4096
 INTERNAL_MESSAGE = "The server made an error. Its log has the details."
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+_OBJECT_ADDRESS = re.compile(r" at 0x[0-9a-f]{6,16}")
+"""As Python writes it of an object that a chat template shows, say."""
 _FILE_PATH = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+[\w.+@-]*")
 
 
@@ -91,7 +93,7 @@ def describe(error: BaseException) -> ErrorInfo:
         return ErrorInfo(str(error.detail), _camel_case(status.phrase), None, error.status_code)
     for kind, code, name in STATUSES:
         if isinstance(error, kind):
-            message = str(error) if code < 500 else sanitise(str(error))
+            message = _OBJECT_ADDRESS.sub("", str(error)) if code < 500 else sanitise(str(error))
             return ErrorInfo(cut(message), name, _param(error), code)
     return ErrorInfo(INTERNAL_MESSAGE, "InternalServerError", None, 500)
 
@@ -179,10 +181,15 @@ class ErrorMiddleware:
                 await error_response(error, scope)(scope, receive, send)
 
 
+def printable(text: str) -> str:
+    """A text with nothing in it that could pass for another line of a log, or give a terminal orders."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
 def log_error(error: BaseException, scope: Scope | dict[str, Any]) -> None:
     """Our own faults with a traceback; the user's at debug level only."""
     if isinstance(error, CanterError):
-        logger.debug("%s %r: %s", scope.get("method"), scope.get("path"), error)
+        logger.debug("%s %r: %s", scope.get("method"), scope.get("path"), printable(str(error)))
     else:
         logger.error("%s %r failed", scope.get("method"), scope.get("path"), exc_info=error)
 

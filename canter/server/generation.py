@@ -147,6 +147,8 @@ class Generation:
         if reserved:
             raise InvalidRequestError(f"chat_template_kwargs may not set {', '.join(reserved)}.", "chat_template_kwargs")
         size = sum(len(str(message.get("content") or "")) for message in messages)
+        if template is not None:
+            size = INLINE_CHARS + 1  # who wrote it may have meant to hold others up
         return await _off_loop(size, lambda: chosen.render(messages, **options, **kwargs))
 
     def prompt_text(self, prompt: Prompt) -> str:

@@ -20,6 +20,8 @@ RESERVED_VARIABLES = frozenset(
 )  # fmt: skip
 """Template variables that a request's `chat_template_kwargs` may not set."""
 
+MAX_REQUEST_TEMPLATE_CHARS = 1 << 18
+
 _NO_TEMPLATE = (
     "This model has no chat template, so a conversation can't be turned into a prompt. Give one with --chat-template "
     "(LLM(chat_template=...)), or send a finished prompt to the completions route (LLM.generate)."
@@ -269,6 +271,22 @@ def load_chat_template(tokenizer: Tokenizer, override: str | Path | None = None)
     template = ChatTemplate(source, tokenizer.bos_token, tokenizer.eos_token, variables=variables)
     if template.error is not None:
         raise ConfigError(f"--chat-template: {template.error}")
+    return template
+
+
+def request_chat_template(tokenizer: Tokenizer, source: str) -> ChatTemplate:
+    """The template that a request brings, or the name of one of the model's. Never a file: whoever asks may not read the server's.
+
+    Raises `InvalidRequestError` when it is too long or does not compile.
+    """
+    if len(source) > MAX_REQUEST_TEMPLATE_CHARS:
+        raise InvalidRequestError(f"chat_template may have at most {MAX_REQUEST_TEMPLATE_CHARS} characters.", "chat_template")
+    more = {"unk_token": tokenizer.unk_token, "pad_token": tokenizer.pad_token}
+    variables = {name: token for name, token in more.items() if token is not None}
+    text = tokenizer.chat_templates.get(source, source)
+    template = ChatTemplate(text, tokenizer.bos_token, tokenizer.eos_token, variables=variables)
+    if template.error is not None:
+        raise InvalidRequestError(f"chat_template: {template.error}", "chat_template")
     return template
 
 

@@ -37,7 +37,8 @@ _MAX_POWER_BITS = 4096
 _MAX_FILTER_NUMBER = 1000
 _GROWING = (str, bytes, list, tuple)
 _WIDE_PERCENT = re.compile(r"%[^a-zA-Z%]*(?:[0-9]{5}|\*)")
-_WIDE_BRACES = re.compile(r":[^{}]*(?:[0-9]{5}|\{)")
+# The last colon before the digits is enough: looked for from each of many colons, it would take their number squared.
+_WIDE_BRACES = re.compile(r":[^{}:]*(?:[0-9]{5}|\{)")
 
 
 class RaisedByTemplateError(jinja2.TemplateError):
@@ -223,6 +224,12 @@ def _check_numbers(*values: Any) -> None:
         _limit(f"gave a filter a number above {_MAX_FILTER_NUMBER}")
 
 
+def _check_sum(_: Any, *more: Any) -> None:
+    """Lists would be copied once for each of them."""
+    if any(isinstance(start, (list, tuple)) for start in more):
+        _limit("summed up what are no numbers")
+
+
 def _check_indent(value: Any, width: Any = 4, *_: Any) -> None:
     text = str(value)
     _check_length(len(text) + (text.count("\n") + 1) * (len(width) if isinstance(width, str) else int(width)))
@@ -235,12 +242,13 @@ _GUARDED_FILTERS = {
     "slice": _check_numbers,
     "truncate": _check_numbers,
     "indent": _check_indent,
+    "sum": _check_sum,
     "format": lambda value, *_: _check_percent_format(str(value)),
     "replace": lambda value, old, new, *_: _check_replace(str(value), str(old), str(new)),
     "join": lambda values, separator="", *_: _check_join(str(separator), values),
 }
-# No chat template formats web pages; some of these can grow what they are given without bound.
-_DROPPED_FILTERS = ("wordwrap", "urlize", "xmlattr", "pprint")
+# No chat template formats web pages; some of these can grow what they are given without bound, or take its length squared.
+_DROPPED_FILTERS = ("wordwrap", "urlize", "xmlattr", "pprint", "striptags")
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:

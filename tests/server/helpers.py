@@ -48,13 +48,13 @@ class Harness:
         return await self.http.post("/v1/completions", json={"prompt": prompt, **fields})
 
 
-def with_harness(body: Callable[[Harness], Any], core: FakeCore | None = None, **options: Any) -> Any:
-    """Run `await body(harness)`."""
+def with_harness(body: Callable[[Harness], Any], core: FakeCore | None = None, *, seconds: float = 30, **options: Any) -> Any:
+    """Run `await body(harness)`, and fail if that takes longer than `seconds`."""
 
     async def main() -> Any:
         return await body(Harness(core, **options))
 
-    return asyncio.run(asyncio.wait_for(main(), 30))
+    return asyncio.run(asyncio.wait_for(main(), seconds))
 
 
 def events(response: httpx.Response) -> list[Any]:

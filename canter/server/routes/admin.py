@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from canter.core.errors import ConflictError, InvalidRequestError
 from canter.server.args import ServerArgs
-from canter.server.body import read_body
+from canter.server.body import parse, read_body
 from canter.server.sse import encoder, json_response
 from canter.server.state import server_state
 from canter.version import __version__
@@ -153,7 +153,7 @@ async def is_paused(request: Request) -> Response:
     return _json({"is_paused": server_state(request).traffic.is_paused})
 
 
-class AbortBody(msgspec.Struct, forbid_unknown_fields=True):
+class AbortBody(msgspec.Struct):
     """`POST /abort_requests`."""
 
     request_ids: list[str] | None = None
@@ -170,7 +170,7 @@ async def abort_requests(request: Request) -> Response:
     return json_response(answer())
 
 
-class ProfileBody(msgspec.Struct, forbid_unknown_fields=True):
+class ProfileBody(msgspec.Struct):
     """`POST /start_profile`."""
 
     profile_prefix: str = "canter"
@@ -216,8 +216,9 @@ async def stop_profile(request: Request) -> Response:
 
 async def _small_body(request: Request, kind: type[T]) -> T:
     """A body that may be missing, and whose unknown fields are refused: nobody's client sends private ones here."""
-    data = await read_body(request, 64 * 1024)
-    try:
-        return msgspec.json.decode(data or b"{}", type=kind)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"The request body is not as it should be: {error}.") from None
+    data = await read_body(request, 64 * 1024) or b"{}"
+    body = parse(data, kind)
+    for name in msgspec.json.decode(data, type=dict[str, msgspec.Raw]):
+        if name not in kind.__struct_fields__:
+            raise InvalidRequestError(f"{name!r:.80} is no field of this route.", f"{name:.80}")
+    return body

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -18,7 +19,7 @@ from canter.server.body import read_json
 from canter.server.generation import Generation, Job, Prompt, Wishes, fold
 from canter.server.logprobs import ChatLogprobsFormat, finite_prompt_logprobs
 from canter.server.messages import plain_text, template_messages
-from canter.server.routes.common import check_shared, priority_of, sampling_of, usage_wanted
+from canter.server.routes.common import LOGPROBS_NAMES, check_shared, field_names, priority_of, sampling_of, usage_wanted
 from canter.server.schemas.openai import (
     AnswerMessage,
     ChatAnswer,
@@ -33,10 +34,11 @@ from canter.server.schemas.openai import (
 )
 from canter.server.sse import event, json_response, stream_response
 from canter.server.state import ServerState, server_state
-from canter.text.chat_template import load_chat_template
+from canter.text.chat_template import request_chat_template
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 MAX_TOOLS = 1024
+"""Most tools, and most documents."""
 
 
 async def chat_completions(request: Request) -> Response:
@@ -81,7 +83,8 @@ async def prepare_chat(generation: Generation, body: ChatRequest, engine_id: str
         use_beam_search=body.use_beam_search,
         length_penalty=body.length_penalty,
     )
-    return generation.prepare(engine_id, [prompt], wishes)
+    with field_names(LOGPROBS_NAMES):
+        return generation.prepare(engine_id, [prompt], wishes)
 
 
 async def chat_prompt(generation: Generation, body: Any, trust_template: bool) -> Prompt:
@@ -95,6 +98,13 @@ async def chat_prompt(generation: Generation, body: Any, trust_template: bool) -
         raise InvalidRequestError(
             "chat_template is not accepted from requests; start the server with --trust-request-chat-template to allow it.", "chat_template"
         )
+    for name in ("tools", "documents"):
+        given = getattr(body, name, None) or ()
+        if len(given) > MAX_TOOLS:
+            raise InvalidRequestError(f"{name} may hold at most {MAX_TOOLS} entries, got {len(given)}.", name)
+    template = None
+    if body.chat_template is not None:  # in a thread: it is compiled and tried
+        template = await asyncio.to_thread(request_chat_template, generation.text.tokenizer, body.chat_template)
     text = await generation.render(
         template_messages(body.messages),
         _template_kwargs(body),
@@ -102,7 +112,7 @@ async def chat_prompt(generation: Generation, body: Any, trust_template: bool) -
         continue_final_message=body.continue_final_message,
         tools=body.tools,
         documents=getattr(body, "documents", None),
-        template=None if body.chat_template is None else load_chat_template(generation.text.tokenizer, body.chat_template),
+        template=template,
     )
     must_fit = getattr(body, "truncate_prompt_tokens", -1) is None
     return await generation.encode(text, bool(body.add_special_tokens), must_fit)
@@ -121,8 +131,6 @@ def _check_tools(body: ChatRequest) -> None:
     choice = body.tool_choice
     if body.tools is not None and not body.tools:
         raise InvalidRequestError("tools must not be empty. Leave it out instead.", "tools")
-    if body.tools is not None and len(body.tools) > MAX_TOOLS:
-        raise InvalidRequestError(f"tools may hold at most {MAX_TOOLS} entries, got {len(body.tools)}.", "tools")
     if isinstance(choice, str) and choice not in ("none", "auto", "required"):
         raise InvalidRequestError(f"tool_choice must be none, auto, required or a named function, got {choice!r:.80}.", "tool_choice")
     if body.tools is None and choice not in (None, "none"):

@@ -94,6 +94,10 @@ def usage_wanted(body: GenerationRequest, forced: bool) -> tuple[bool, bool]:
     return at_end, at_end and bool(options and options.continuous_usage_stats)
 
 
+LOGPROBS_NAMES = {"logprobs": "top_logprobs"}
+"""Where `logprobs` is a switch, and the number of them is another field."""
+
+
 @contextmanager
 def field_names(names: Mapping[str, str]) -> Generator[None, None, None]:
     """Errors raised within name fields as the user wrote them: `names` leads from the pipeline's names to a dialect's."""

@@ -24,7 +24,7 @@ from canter.server.request_ids import made_request_id
 from canter.server.responses_encoder import ResponsesEncoder, encode_json
 from canter.server.responses_input import chat_messages, fit, item_decoder, read_items, read_tools
 from canter.server.responses_store import ResponseStore, StoredResponse
-from canter.server.routes.common import check_shared, priority_of, sampling_of
+from canter.server.routes.common import LOGPROBS_NAMES, check_shared, field_names, priority_of, sampling_of
 from canter.server.schemas.responses import (
     AnswerReasoning,
     DeletedResponse,
@@ -131,7 +131,8 @@ async def prepare_response(generation: Generation, body: ResponsesRequest, turn:
 
     limit = generation.info.max_model_len - (body.max_output_tokens or 1)
     prompt = await fit(messages, limit, encode) if may_cut else await encode(messages)
-    return generation.prepare(engine_id, [prompt], wishes)
+    with field_names(LOGPROBS_NAMES):
+        return generation.prepare(engine_id, [prompt], wishes)
 
 
 def _store_of(state: ServerState, body: ResponsesRequest) -> ResponseStore | None:
