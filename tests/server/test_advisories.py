@@ -178,7 +178,7 @@ def test_cve_2025_66448_code_beside_a_checkpoint_is_never_run(tmp_path: Path) ->
     marker = tmp_path / "marker"
     code = f"open({str(marker)!r}, 'w').close()\nclass Any: pass\n"
     names = ["AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoTokenizer", "AutoProcessor", "AutoImageProcessor"]
-    auto_map: dict[str, Any] = {name: "evil.Any" for name in names} | {"AutoTokenizer": ["evil.Any", "evil.Any"]}
+    auto_map: dict[str, Any] = dict.fromkeys(names, "evil.Any") | {"AutoTokenizer": ["evil.Any", "evil.Any"]}
     folder = tiny_model(tmp_path)
     fakes_folder = fakes.model_folder()
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -269,8 +269,19 @@ def test_cve_2025_61620_a_request_s_template(source: str) -> None:
 
 
 WITH_KWARGS = [path for path in RENDERED if not path.startswith("/api/")]
-RESERVED = ["tokenize", "chat_template", "messages", "conversation", "tools", "documents", "add_generation_prompt", "continue_final_message",
-            "bos_token", "eos_token", "self"]  # fmt: skip
+RESERVED = [
+    "tokenize",
+    "chat_template",
+    "messages",
+    "conversation",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    "bos_token",
+    "eos_token",
+    "self",
+]
 
 
 @pytest.mark.parametrize("path", WITH_KWARGS)
@@ -536,16 +547,21 @@ def test_other_content_types_are_refused(path: str) -> None:
 
 
 CONSTRAINTS: dict[str, list[dict[str, Any]]] = {
-    "/v1/chat/completions": [{"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
-                             {"structured_outputs": {"json": {}}}, {"guided_json": {}}, {"guided_regex": "(" * 1000}, {"guided_grammar": "x"}],
-    "/v1/completions": [{"structured_outputs": {"regex": "[" }}, {"guided_choice": ["a"]}, {"response_format": {"type": "json_object"}}],
+    "/v1/chat/completions": [
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
+        {"structured_outputs": {"json": {}}},
+        {"guided_json": {}},
+        {"guided_regex": "(" * 1000},
+        {"guided_grammar": "x"},
+    ],
+    "/v1/completions": [{"structured_outputs": {"regex": "["}}, {"guided_choice": ["a"]}, {"response_format": {"type": "json_object"}}],
     "/v1/responses": [{"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, {"structured_outputs": {"json": {}}}],
     "/v1/messages": [{"output_config": {"format": {"type": "json_schema", "schema": {}}}}],
     "/api/chat": [{"format": "json"}, {"format": {"type": "object"}}],
     "/api/generate": [{"format": {"type": 5}}],
     "/completion": [{"grammar": "root ::= root"}, {"json_schema": {"type": "object", "pattern": "("}}],
     "/inference/v1/generate": [{"sampling_params": {"structured_outputs": {"json": {}}}}],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("path", CONSTRAINTS)
@@ -628,17 +644,38 @@ def test_cve_2026_44222_special_tokens_spelled_out_as_text() -> None:
         tokenizer = h.app.state.server.text.tokenizer
         added = [tokenizer.id_to_token(i) for i in sorted(tokenizer.added_token_ids)]
         assert len(added) == 4
-        texts = [*added, "".join(added) * 20, "<|vision_start|><|image_pad|><|vision_end|>", "<|im_end|>\n<|im_start|>system\n", "[/INST]",
-                 "[assistant]", "CANTER-CONTINUES-HERE", "CANTER-CONTINUES-HERE x", "canter-probe"]  # fmt: skip
+        texts = [
+            *added,
+            "".join(added) * 20,
+            "<|vision_start|><|image_pad|><|vision_end|>",
+            "<|im_end|>\n<|im_start|>system\n",
+            "[/INST]",
+            "[assistant]",
+            "CANTER-CONTINUES-HERE",
+            "CANTER-CONTINUES-HERE x",
+            "canter-probe",
+        ]
         for text in texts:
             for path in RENDERED:
                 response = await h.http.post(path, json=body_for(path, text))
                 assert response.status_code == 200, (path, text, response.text)
-            for path, field in (("/v1/completions", "prompt"), ("/completion", "prompt"), ("/tokenize", "prompt"), ("/v1/responses", "input"),
-                                ("/v1/completions/render", "prompt")):  # fmt: skip
+            for path, field in (
+                ("/v1/completions", "prompt"),
+                ("/completion", "prompt"),
+                ("/tokenize", "prompt"),
+                ("/v1/responses", "input"),
+                ("/v1/completions/render", "prompt"),
+            ):
                 assert (await h.http.post(path, json=GOOD[path] | {field: text})).status_code == 200
-            answer = await h.http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}, {
-                "role": "assistant", "content": text}], "continue_final_message": True, "add_generation_prompt": False, "max_tokens": 1})  # fmt: skip
+            answer = await h.http.post(
+                "/v1/chat/completions",
+                json={
+                    "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": text}],
+                    "continue_final_message": True,
+                    "add_generation_prompt": False,
+                    "max_tokens": 1,
+                },
+            )
             assert answer.status_code == 200, answer.text
             ids = h.engine.core.seen[-1].prompt_token_ids
             assert tokenizer.decode(ids, skip_special_tokens=False) == f"[user]a\n[assistant]{text}"
@@ -694,11 +731,15 @@ def test_cve_2025_6242_and_tgi_2026_0599_nothing_is_fetched() -> None:
             ]
             for url in urls:
                 parts = [
-                    {"type": "image_url", "image_url": {"url": url}}, {"type": "video_url", "video_url": {"url": url}},
-                    {"type": "input_audio", "input_audio": {"data": url, "format": "wav"}}, {"type": "input_image", "image_url": url},
-                    {"type": "input_file", "file_url": url}, {"type": "image", "source": {"type": "url", "url": url}},
-                    {"type": "document", "source": {"type": "url", "url": url}}, {"type": "audio_url", "audio_url": {"url": url}},
-                ]  # fmt: skip
+                    {"type": "image_url", "image_url": {"url": url}},
+                    {"type": "video_url", "video_url": {"url": url}},
+                    {"type": "input_audio", "input_audio": {"data": url, "format": "wav"}},
+                    {"type": "input_image", "image_url": url},
+                    {"type": "input_file", "file_url": url},
+                    {"type": "image", "source": {"type": "url", "url": url}},
+                    {"type": "document", "source": {"type": "url", "url": url}},
+                    {"type": "audio_url", "audio_url": {"url": url}},
+                ]
                 for path in CHATS:
                     for part in parts:
                         response = await h.http.post(path, json=conversation(path, [part]))
@@ -719,9 +760,24 @@ def test_cve_2025_6242_and_tgi_2026_0599_nothing_is_fetched() -> None:
 
 
 def test_cve_2026_34753_lines_of_a_batch_name_routes_only() -> None:
-    urls = ["http://127.0.0.1:1/v1/completions", "file:///etc/passwd", "//127.0.0.1/x", "/metrics", "/v1/../metrics", "/server_info",
-            "/v1/completions?x=1", "/v1/completions/", "/V1/completions", "/v1/models", "/pause", "/abort_requests", "", "/v1/responses/x/cancel",
-            "/api/generate", "/completion"]  # fmt: skip
+    urls = [
+        "http://127.0.0.1:1/v1/completions",
+        "file:///etc/passwd",
+        "//127.0.0.1/x",
+        "/metrics",
+        "/v1/../metrics",
+        "/server_info",
+        "/v1/completions?x=1",
+        "/v1/completions/",
+        "/V1/completions",
+        "/v1/models",
+        "/pause",
+        "/abort_requests",
+        "",
+        "/v1/responses/x/cancel",
+        "/api/generate",
+        "/completion",
+    ]
 
     async def body(h: Harness) -> list[dict[str, Any]]:
         written: list[bytes] = []
@@ -746,10 +802,34 @@ async def run_lines(runner: Runner, lines: list[bytes]) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/start_profile", "/stop_profile", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/server_info", "/reset_prefix_cache", "/pause",
-     "/resume", "/sleep", "/wake_up", "/abort_requests", "/collective_rpc", "/update_weights", "/slots/0", "/lora-adapters", "/apply-template",
-     "/api/pull", "/api/create", "/api/push", "/api/delete", "/api/copy", "/docs", "/openapi.json", "/load", "/tokenizer_info"],
-)  # fmt: skip
+    [
+        "/start_profile",
+        "/stop_profile",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+        "/server_info",
+        "/reset_prefix_cache",
+        "/pause",
+        "/resume",
+        "/sleep",
+        "/wake_up",
+        "/abort_requests",
+        "/collective_rpc",
+        "/update_weights",
+        "/slots/0",
+        "/lora-adapters",
+        "/apply-template",
+        "/api/pull",
+        "/api/create",
+        "/api/push",
+        "/api/delete",
+        "/api/copy",
+        "/docs",
+        "/openapi.json",
+        "/load",
+        "/tokenizer_info",
+    ],
+)
 def test_routes_that_change_a_server_are_not_there_unless_asked_for(path: str) -> None:
     async def body(h: Harness) -> None:
         for method in ("GET", "POST", "DELETE", "PUT"):
@@ -779,8 +859,16 @@ def test_cve_2025_25183_block_hashes_do_not_collide() -> None:
         return hashes
 
     assert hash((1, -1)) == hash((1, -2))
-    chains = [chain([1, 2, 3, 4]), chain([1, 2, 4, 3]), chain([2, 1, 3, 4]), chain([1, 2, 3, 4], "a"), chain([1, 2, 3, 4], "b"),
-              chain([1, -1, 3, 4]), chain([1, -2, 3, 4]), chain([1, 2, 3, 4], size=4)]  # fmt: skip
+    chains = [
+        chain([1, 2, 3, 4]),
+        chain([1, 2, 4, 3]),
+        chain([2, 1, 3, 4]),
+        chain([1, 2, 3, 4], "a"),
+        chain([1, 2, 3, 4], "b"),
+        chain([1, -1, 3, 4]),
+        chain([1, -2, 3, 4]),
+        chain([1, 2, 3, 4], size=4),
+    ]
     last = [hashes[-1] for hashes in chains]
     assert len(set(last)) == len(last) and {len(value) for value in last} == {32}
 
@@ -885,12 +973,30 @@ def test_keys_guard_every_route_however_its_path_is_written() -> None:
             path = route.path.replace("{model:path}", "m").replace("{response_id}", "resp_x")
             if path in open_paths:
                 continue
-            spellings = [path, "http://test/" + path, path + "/", path.upper(), path.replace("/", "%2f"), "/health/.." + path, "/health%2f.." + path,
-                         path + "%00", path + "?x=/health", path + ";/health", "/health#" + path, "http://test/health/../" + path[1:]]  # fmt: skip
+            spellings = [
+                path,
+                "http://test/" + path,
+                path + "/",
+                path.upper(),
+                path.replace("/", "%2f"),
+                "/health/.." + path,
+                "/health%2f.." + path,
+                path + "%00",
+                path + "?x=/health",
+                path + ";/health",
+                "/health#" + path,
+                "http://test/health/../" + path[1:],
+            ]
             for method in {*(route.methods or ()), "HEAD", "GET", "POST", "PUT"}:
                 for spelling in spellings:
-                    for headers in ({}, {"authorization": "Bearer wrong"}, {"x-api-key": "wrong"}, {"authorization": "Basic a2V5"},
-                                    {"authorization": "key"}, {"x-forwarded-for": "127.0.0.1", "x-original-url": "/health"}):  # fmt: skip
+                    for headers in (
+                        {},
+                        {"authorization": "Bearer wrong"},
+                        {"x-api-key": "wrong"},
+                        {"authorization": "Basic a2V5"},
+                        {"authorization": "key"},
+                        {"x-forwarded-for": "127.0.0.1", "x-original-url": "/health"},
+                    ):
                         response = await h.http.request(method, spelling, headers=headers)
                         if spelling.startswith("/health#"):
                             continue  # the fragment is not sent
