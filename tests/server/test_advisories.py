@@ -824,8 +824,6 @@ async def run_lines(runner: Runner, lines: list[bytes]) -> None:
         "/api/push",
         "/api/delete",
         "/api/copy",
-        "/docs",
-        "/openapi.json",
         "/load",
         "/tokenizer_info",
     ],

@@ -22,6 +22,8 @@ async def tokenize(request: Request) -> Response:
     state.model_name(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("Give either prompt or messages.", "prompt")
+    if body.prompt is not None and body.tools:
+        raise InvalidRequestError("tools need messages: a prompt is taken as it is.", "tools")
 
     async def answer() -> TokenizeAnswer:
         prompt = await _prompt(generation, body, state.server_args.trust_request_chat_template)
