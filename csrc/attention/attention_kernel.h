@@ -345,7 +345,8 @@ inline std::int64_t lay_out(const AttentionStep& s, std::int64_t rows, float* ba
         at += padded(count);
         return p;
     };
-    const std::int64_t chunk = lesser(rows, chunk_rows(rows));
+    // The longest chunk of any tile: fewer rows never need more room, so what the largest tile of a step needs is enough for all.
+    const std::int64_t chunk = lesser(rows, kChunkRows + 8);
     out.width = padded(s.head_dim);
     out.q = take(rows * s.head_dim);
     out.scores = take(chunk * kScoreStride);

@@ -3,9 +3,11 @@
 #include <algorithm>
 
 #include "attention/attention.h"
+#include "attention/kernels.h"
 #include "attention/plan.h"
 #include "blocks.h"
 #include "check.h"
+#include "isa/isa.h"
 
 namespace canter::test {
 namespace {
@@ -343,6 +345,26 @@ TEST(attention_over_spans) {
             check_attention<float>(random, {type, {{1, kSpan}, {1, kSpan + 1}, {2, 2 * kSpan + 37}, {1, 5}}, 4, 1, 32, 16, 0, 0, true});
             check_attention<bf16>(random, {type, {{5, kSpan + 3}, {1, 2 * kSpan}}, 2, 2, 64, 16, kSpan / 2 + 7, 0, false});
         });
+    }
+}
+
+// A step's scratch is as large as its largest tile needs; no smaller tile may need more.
+TEST(attention_scratch) {
+    std::vector<const AttentionKernels*> tables = {&kScalarAttention};
+    const auto isas = supported_isas();
+    const auto has = [&](const char* name) { return std::find(isas.begin(), isas.end(), name) != isas.end(); };
+#if defined(CANTER_X86)
+    if (has("avx2")) tables.push_back(&kAvx2Attention);
+    if (has("avx512")) tables.push_back(&kAvx512Attention);
+#elif defined(CANTER_ARM)
+    if (has("neon")) tables.push_back(&kNeonAttention);
+#endif
+    AttentionStep step{};
+    for (const std::int64_t head_dim : {4, 20, 64, 256}) {
+        step.head_dim = head_dim;
+        for (const AttentionKernels* k : tables) {
+            for (std::int64_t rows = 1; rows < 200; ++rows) CHECK(k->scratch(step, rows) <= k->scratch(step, rows + 1));
+        }
     }
 }
 
