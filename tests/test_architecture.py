@@ -21,7 +21,7 @@ LAYERS = (
     ("server", "llm"),
     ("beam_search",),
     ("client", "engine"),
-    ("scheduler", "runner", "text"),
+    ("scheduler", "runner", "text", "structured"),
     ("logits_processors",),
     ("models",),
     ("layers",),
@@ -32,13 +32,14 @@ LAYERS = (
 """Top to bottom; a part may import what stands below it, never a sibling."""
 
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
-TORCH_FREE = ("core", "checkpoint", "scheduler", "text", "client", "server")
+TORCH_FREE = ("core", "checkpoint", "scheduler", "text", "structured", "client", "server")
 
 CONFINED = {
     "tokenizers": ("canter.text",),
     "starlette": ("canter.server",),
     "uvicorn": ("canter.server",),
     "opentelemetry": ("canter.server.tracing",),
+    "llguidance": ("canter.structured",),
     "canter._native": ("canter.kernels.native",),
 }
 """Library -> the only modules (with what is below them) that may import it."""
