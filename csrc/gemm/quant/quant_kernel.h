@@ -438,8 +438,8 @@ inline void tile_panels(const std::uint8_t* unpacked, const RowRun* x, std::int6
     const auto tiles = [&]<int R>() {
         for (; r + R <= rows; r += R) {
             const std::int64_t skipped = T::wide ? r * kChunkRuns : 0;
-            tile_rows<T, R, P>(unpacked, x + r * pitch, pitch, wide + skipped * 32, scales + skipped, runs, out + r * out_stride, out_stride,
-                               first);
+            tile_rows<T, R, P>(unpacked, x + r * pitch, pitch, wide + skipped * 32, scales + skipped, runs, out + r * out_stride,
+                               out_stride, first);
         }
     };
     tiles.template operator()<Ops::kTileRows>();
@@ -461,7 +461,9 @@ inline void many_rows(const QuantTile& t, std::int64_t block_bytes, std::int64_t
     for (std::int64_t begin = 0; begin < runs; begin += kChunkRuns) {
         const std::int64_t count = begin + kChunkRuns < runs ? kChunkRuns : runs - begin;
         if constexpr (T::wide) {
-            for (std::int64_t r = 0; r < rows; ++r) widen_row(x + r * pitch + begin, count, wide + r * (kChunkRuns * 32), scales + r * kChunkRuns);
+            for (std::int64_t r = 0; r < rows; ++r) {
+                widen_row(x + r * pitch + begin, count, wide + r * (kChunkRuns * 32), scales + r * kChunkRuns);
+            }
         }
         std::int64_t n = t.panel_begin;
         const auto panels = [&]<int P>() {
