@@ -177,6 +177,22 @@ def test_confined_libraries_stay_where_they_belong(name: str) -> None:
     assert not wrong, f"{name}: " + "; ".join(wrong)
 
 
+LINE_LENGTH = 140
+"""Of C++ as of Python, where ruff sees to it."""
+
+
+def test_lines_of_the_native_core_are_short_enough() -> None:
+    files = sorted(path for folder in ("csrc", "tests/native") for path in (ROOT / folder).rglob("*") if path.suffix in (".cpp", ".h"))
+    assert files
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in files
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > LINE_LENGTH
+    ]
+    assert not wrong, f"longer than {LINE_LENGTH} columns: " + ", ".join(wrong)
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_torch_cuda_is_named_only_by_devices(name: str) -> None:
     if any(is_within(name, place) for place in CUDA_PLACES):
