@@ -51,6 +51,8 @@ LAZY_FACTORIES = {
     "canter.cli.bench.limits": {"_loader", "_native_limits"},
     "canter.cli.main": {"load_command"},
     "canter.cli.collect_env": {"_torch_report"},
+    "canter.cli.serve": {"run"},
+    "canter.engine.__main__": {"main"},
     "canter.logits_processors.loading": {"load_class"},
     "canter.models.registry": {"get_model_class"},
     "canter.server.tracing": {"load_sdk"},

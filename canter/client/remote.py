@@ -8,8 +8,9 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any
 
-from canter.client.child import ENGINE_COMMAND, EngineChild
+from canter.client.child import EngineChild
 from canter.client.hub import RequestHub, most_live
+from canter.client.launch import ENGINE_COMMAND, EngineLaunch
 from canter.client.outputs import RequestOutput
 from canter.client.protocol import RequestObserver
 from canter.client.restarts import RestartPolicy
@@ -43,9 +44,10 @@ LONGEST_WAIT = 365 * 24 * 3600.0
 class RemoteClient:
     """An `EngineClient` for a child process. Use: `await start()`, `await wait_ready()`, then `generate`.
 
-    `command` is what is run as the engine; `stall_timeout`: seconds without a sign of life, while requests run,
-    after which `check_health` raises. `tokenizer` may come later (`set_tokenizer`), but before the first request.
-    `restarts`: when a ready engine dies, it is started again and requests go on; None: they end with an error.
+    `command` is what is run as the engine, `launch` one that has been started with it already; `stall_timeout`: seconds
+    without a sign of life, while requests run, after which `check_health` raises. `tokenizer` may come later
+    (`set_tokenizer`), but before the first request. `restarts`: when a ready engine dies, it is started again and requests go
+    on; None: they end with an error.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class RemoteClient:
         *,
         observer: RequestObserver | None = None,
         command: Sequence[str] = ENGINE_COMMAND,
+        launch: EngineLaunch | None = None,
         stall_timeout: float = STALL_SECONDS,
         restarts: RestartPolicy | None = None,
     ) -> None:
@@ -62,6 +65,7 @@ class RemoteClient:
         self.phases: dict[str, float] = {}
         self._args = args
         self._command = tuple(command)
+        self._launch = launch
         self._stall_timeout = stall_timeout
         self._restarts = restarts
         self._hub = RequestHub(self._send, tokenizer, observer, args.seed)
@@ -102,7 +106,7 @@ class RemoteClient:
 
     async def start(self) -> None:
         """Start the engine process; returns before it has loaded. Raises `OSError`."""
-        self._child = EngineChild(self._command, self._args, self._handle)
+        self._child = EngineChild(self._command, self._args, self._handle, self._launch)
         await self._child.start()
         self._supervisor = asyncio.create_task(self._supervise())
 

@@ -1,15 +1,16 @@
-"""The engine process: `python -m canter.engine.process`, started by a client.
+"""The engine process: `python -m canter.engine`, started by a client.
 
 The client writes one line of JSON to its stdin: {"address": ZMQ address of the client's ROUTER socket, "args":
 {engine arguments}, "black_box": descriptor where the engine notes which requests run}. The engine connects a DEALER
 socket and sends `LoadPhase` messages, then `Ready` or `Failed`, then serves. It ends on `Shutdown`, and at once when its
-stdin closes: then the client is gone.
+stdin closes: then the client is gone. A client that closes it before that line wanted no engine after all.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import json
 import os
 import signal
@@ -38,6 +39,8 @@ from canter.core.messages import (
     Utility,
     UtilityResult,
 )
+from canter.device import CudaDevice
+from canter.engine import lean_torch
 from canter.engine.build import build_engine
 from canter.engine.core import EngineCore
 
@@ -126,7 +129,10 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the client, which stops this process
     configure_logging("engine")
     import_seconds = _seconds_since_process_start()
-    start = json.loads(sys.stdin.readline())
+    line = sys.stdin.readline()
+    if not line:
+        return 0
+    start = json.loads(line)
     _die_with_client()
     threading.Thread(target=_exit_with_client, name="canter-parent-watch", daemon=True).start()
     context = zmq.Context()
@@ -146,6 +152,8 @@ def _load_and_serve(socket: zmq.Socket[bytes], arguments: dict[str, Any], black_
         send(socket, LoadPhase(name, seconds))
 
     on_phase("import", import_seconds)
+    if arguments["logits_processors"] or CudaDevice.is_available():
+        lean_torch.complete()
     try:
         core = build_engine(EngineArgs.parse(**arguments), on_phase)
     except (CanterError, OSError, MemoryError) as error:
@@ -156,6 +164,8 @@ def _load_and_serve(socket: zmq.Socket[bytes], arguments: dict[str, Any], black_
         logger.exception("start failed")
         send(socket, Failed(f"The engine could not start: {type(error).__name__}: {error}"))
         return 1
+    gc.freeze()  # the model and the modules stay: a collection has no need to look at them
+    gc.enable()
     write_running(black_box, [])
     core.on_new_rows = functools.partial(write_running, black_box)
     send(socket, Ready(core.info))
@@ -188,7 +198,3 @@ def _seconds_since_process_start() -> float:
         ticks = int(stat.read().rpartition(")")[2].split()[19])
     with open("/proc/uptime", encoding="ascii") as uptime:
         return max(0.0, float(uptime.read().split()[0]) - ticks / os.sysconf("SC_CLK_TCK"))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 import uvicorn
 
-from canter.client.child import ENGINE_COMMAND
+from canter.client.launch import ENGINE_COMMAND, EngineLaunch
 from canter.client.remote import RemoteClient
 from canter.client.restarts import RestartPolicy
 from canter.core.config import EngineArgs
@@ -43,10 +43,13 @@ DEATH_GRACE_SECONDS = 5
 """Time for requests to be told that the engine has died, before the server ends too."""
 
 
-def run_server(args: EngineArgs, server: ServerArgs, *, engine_command: Sequence[str] = ENGINE_COMMAND) -> int:
+def run_server(
+    args: EngineArgs, server: ServerArgs, *, engine_command: Sequence[str] = ENGINE_COMMAND, launch: EngineLaunch | None = None
+) -> int:
     """Serve until a signal or the engine's death. Returns the process's exit code: 0 after a signal, 1 after a failure.
 
-    A second signal ends it at once, with 128 + its number. `engine_command` is what runs as the engine.
+    A second signal ends it at once, with 128 + its number. `engine_command` is what runs as the engine; `launch`, the
+    caller's, one that has been started with it already.
     """
     configure_logging()
     try:
@@ -63,7 +66,7 @@ def run_server(args: EngineArgs, server: ServerArgs, *, engine_command: Sequence
     loop_factory = uvicorn.Config(app="", log_config=None).get_loop_factory()
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            failure = runner.run(_run(args, server, listener, context, tracing, engine_command))
+            failure = runner.run(_run(args, server, listener, context, tracing, engine_command, launch))
     finally:
         if tracing is not None:
             tracing.shutdown()
@@ -80,8 +83,9 @@ async def _run(
     context: ssl.SSLContext | None,
     tracing: Tracing | None,
     engine_command: Sequence[str],
+    launch: EngineLaunch | None,
 ) -> BaseException | None:
-    return await _Service(args, server, listener, context, tracing, engine_command).run()
+    return await _Service(args, server, listener, context, tracing, engine_command, launch).run()
 
 
 def _make_tracing(args: EngineArgs, server: ServerArgs) -> Tracing | None:
@@ -148,6 +152,7 @@ class _Service:
         context: ssl.SSLContext | None,
         tracing: Tracing | None,
         engine_command: Sequence[str],
+        launch: EngineLaunch | None,
     ) -> None:
         self._args = args
         self._server_args = server
@@ -158,6 +163,7 @@ class _Service:
             args,
             observer=observer,
             command=engine_command,
+            launch=launch,
             stall_timeout=server.engine_stall_timeout,
             restarts=RestartPolicy(server.max_engine_restarts) if server.on_engine_death == "resume" else None,
         )
