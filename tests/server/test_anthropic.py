@@ -478,3 +478,15 @@ def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
         assert got['vllm:request_success_total{engine="0",finished_reason="abort",model_name="m"}'] == 1
 
     with_harness(body)
+
+
+def test_answers_and_errors_tell_the_request_id() -> None:
+    async def body(h: Harness) -> None:
+        for sent in ({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "model": "m"}, {"max_tokens": "x"}):
+            answer = await h.http.post("/v1/messages", json=sent, headers={"X-Request-Id": "mine"})
+            assert answer.headers["request-id"] == "mine"
+            made = [(await h.http.post("/v1/messages", json=sent)).headers["request-id"] for _ in range(2)]
+            assert made[0] and made[1] and made[0] != made[1]
+        assert "request-id" not in (await h.chat()).headers
+
+    with_harness(body)

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from canter.core.config import EngineArgs
 from canter.server.traffic import ID_MARK
 from tests.fake_core import CONTEXT, EOS_ID, FakeCore, say
 from tests.server.helpers import Harness, error_of, events, with_harness
@@ -327,3 +328,16 @@ def test_null_means_the_default() -> None:
     names = ("sampling_params", "request_id", "model", "stream", "stream_options", "output_mode", "cache_salt", "priority", "features")
     answer = with_harness(lambda h: post(h, "/inference/v1/generate", token_ids=[97], **dict.fromkeys(names)), FakeCore(say("a")), **OPEN)
     assert answer.status_code == 200
+
+
+def test_a_priority_may_come_in_the_header() -> None:
+    async def body(h: Harness) -> None:
+        sent = {"token_ids": [1, 2], "sampling_params": {"max_tokens": 1}}
+        for fields in ({}, {"priority": 5}):
+            answer = await h.http.post("/inference/v1/generate", json=sent | fields, headers={"X-Vllm-Priority": "-3"})
+            assert answer.status_code == 200, answer.text
+        assert [request.priority for request in h.engine.core.seen] == [-3, 5]
+        answer = await h.http.post("/inference/v1/generate", json=sent, headers={"X-Vllm-Priority": "x"})
+        assert error_of(answer, 400)["param"] == "priority"
+
+    with_harness(body, engine_args=EngineArgs(scheduling_policy="priority"), **OPEN)

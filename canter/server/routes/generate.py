@@ -15,7 +15,7 @@ from canter.core.errors import InvalidRequestError
 from canter.server.body import read_json
 from canter.server.generation import Generation, Job, Wishes, fold
 from canter.server.logprobs import LOWEST, ChatLogprobsFormat, finite_prompt_logprobs
-from canter.server.routes.common import sampling_of
+from canter.server.routes.common import priority_of, sampling_of
 from canter.server.routes.render import nested, scale_out_state
 from canter.server.schemas.openai import ChatLogprobs, Usage
 from canter.server.schemas.scale_out import (
@@ -40,6 +40,7 @@ async def generate_tokens(request: Request) -> Response:
     state = scale_out_state(request)
     generation = state.generation()
     body = await read_json(request, GenerateRequest, state.server_args.max_body_bytes)
+    body.priority = priority_of(request, body.priority)
     model = state.model_name(body.model)
     shown_id, engine_id = state.new_ids(request, "generate-tokens", body.request_id)
     sampling = nested(body.sampling_params, GenerateSampling, "sampling_params") or GenerateSampling()
