@@ -74,7 +74,8 @@ class Traffic:
     ) -> AsyncGenerator[T, None]:
         """The outputs of one request. Too late for its deadline it is refused, or ends as aborted when some of it is sent already.
 
-        `abort` ends a request that the engine does not know by this id. Raises `QueueFullError` when the gate is closed and `most_held` wait there already.
+        `abort` ends a request that the engine does not know by this id. Raises `QueueFullError` when the gate is closed and
+        `most_held` wait there already.
         """
         loop = asyncio.get_running_loop()
         deadline = None if self._timeout is None else loop.time() + self._timeout
