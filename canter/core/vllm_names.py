@@ -16,7 +16,6 @@ _NO_OFFLOAD = "Canter keeps weights and cache on the device"
 VLLM_ONLY: dict[str, str] = {
     "allowed_local_media_path": _NO_MULTIMODAL,
     "allowed_media_domains": _NO_MULTIMODAL,
-    "api_server_count": "Canter speaks HTTP from one process",
     "attention_backend": "Canter picks each kernel when the model loads",
     "calculate_kv_scales": "Canter has no quantised cache",
     "compilation_config": "Canter does not compile models",

@@ -8,14 +8,12 @@ stdin closes: then the client is gone. A client that closes it before that line 
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import gc
 import json
 import os
 import signal
 import sys
-import threading
 from typing import Any
 
 import msgspec
@@ -25,6 +23,7 @@ from canter.core import messages
 from canter.core.black_box import write_running
 from canter.core.config import EngineArgs
 from canter.core.errors import CanterError, EngineError
+from canter.core.lifeline import end_with_parent
 from canter.core.logging import configure_logging, get_logger
 from canter.core.messages import (
     AbortRequests,
@@ -45,8 +44,6 @@ from canter.engine.build import build_engine
 from canter.engine.core import EngineCore
 
 logger = get_logger(__name__)
-
-_PR_SET_PDEATHSIG = 1
 
 
 class EngineProcess:
@@ -133,8 +130,7 @@ def main() -> int:
     if not line:
         return 0
     start = json.loads(line)
-    _die_with_client()
-    threading.Thread(target=_exit_with_client, name="canter-parent-watch", daemon=True).start()
+    end_with_parent()
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.SNDHWM, 0)
@@ -176,20 +172,6 @@ def _load_and_serve(socket: zmq.Socket[bytes], arguments: dict[str, Any], black_
         send(socket, Failed(f"The engine stopped: {type(error).__name__}."))
         return 1
     return 0
-
-
-def _die_with_client() -> None:
-    """Ask the kernel to kill this process with the client's: also while it is stopped and can't read the end of its stdin."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _exit_with_client() -> None:
-    """Wait for the end of stdin, which the client holds open as long as it lives."""
-    # Not through `sys.stdin`: its lock, held here while waiting, would abort the interpreter's exit.
-    while os.read(0, 1 << 16):
-        continue
-    os._exit(0)
 
 
 def _seconds_since_process_start() -> float:

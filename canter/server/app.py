@@ -12,6 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from canter.client.protocol import EngineClient
+from canter.client.shared import SharedClient
 from canter.core.config import EngineArgs
 from canter.server.access_log import AccessLog
 from canter.server.args import ServerArgs
@@ -92,14 +93,16 @@ def build_app(
     server_args: ServerArgs | None = None,
     metrics: Metrics | None = None,
     tracing: Tracing | None = None,
+    fellows: SharedClient | None = None,
 ) -> Starlette:
     """The server over an engine client. `text` None: still being read; set `app.state.server.text` when it is there.
 
-    `metrics` must be the client's observer to see its requests.
+    `metrics` must be the client's observer to see its requests. `fellows`: the client, where other frontend processes use the
+    same engine.
     """
     engine_args, server_args = engine_args or EngineArgs(), server_args or ServerArgs()
     names = server_args.served_model_name or [engine_args.model]
-    state = ServerState(client, engine_args, server_args, metrics or Metrics(names[0]), text, tracing=tracing)
+    state = ServerState(client, engine_args, server_args, metrics or Metrics(names[0]), text, tracing=tracing, fellows=fellows)
     routes = [*ROUTES, *admin.routes(server_args), *page.routes(server_args), *docs.routes(server_args)]
     app = Starlette(routes=routes, middleware=_middleware(state, routes), exception_handlers={HTTPException: on_http_exception})
     app.router.redirect_slashes = False

@@ -171,18 +171,26 @@ class Generation:
     def stream(self, job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Run a job: (number of the prompt, output) as they come. Closing it aborts what still runs."""
         most_held = most_live(self.info, self._args)
-        sources = [self.traffic.watch(job.engine_id(i), self._generate(job, i), most_held) for i in range(len(job.prompts))]
+        sources = [self._watched(job, i, most_held) for i in range(len(job.prompts))]
         return sources[0] if len(sources) == 1 else merge_streams(sources)
 
-    async def _generate(self, job: Job, number: int) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        prompt = job.prompts[number]
+    def _watched(self, job: Job, number: int, most_held: int) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         request_id = job.engine_id(number)
         scheduling: dict[str, Any] = {"priority": job.priority, "cache_salt": job.cache_salt}
         if job.beams is None:
-            outputs = self.client.generate(request_id, prompt.token_ids, job.params[number], prompt=prompt.text, **scheduling)
-        else:
-            run = BeamRun(self.client, self.info, self.text.tokenizer, job.beams[number], job.params[number], **scheduling)
-            outputs = run.run(request_id, prompt.text, prompt.token_ids)
+            return self.traffic.watch(request_id, self._generate(job, number, scheduling), most_held)
+        run = BeamRun(self.client, self.info, self.text.tokenizer, job.beams[number], job.params[number], **scheduling)
+        return self.traffic.watch(request_id, self._search(job, number, run), most_held, run.abort)
+
+    async def _search(self, job: Job, number: int, run: BeamRun) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        prompt = job.prompts[number]
+        async with aclosing(run.run(job.engine_id(number), prompt.text, prompt.token_ids)) as outputs:
+            async for output in outputs:
+                yield number, output
+
+    async def _generate(self, job: Job, number: int, scheduling: dict[str, Any]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        prompt = job.prompts[number]
+        outputs = self.client.generate(job.engine_id(number), prompt.token_ids, job.params[number], prompt=prompt.text, **scheduling)
         async with aclosing(outputs):
             async for output in outputs:
                 yield number, output

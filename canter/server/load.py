@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from canter.client.remote import RemoteClient
+from canter.client.shared import SharedClient
 from canter.core.logging import get_logger
 from canter.server.model_text import load_model_text
 from canter.server.state import ServerState
@@ -12,7 +13,7 @@ from canter.server.state import ServerState
 logger = get_logger(__name__)
 
 
-async def load_engine(client: RemoteClient, state: ServerState) -> None:
+async def load_engine(client: RemoteClient | SharedClient, state: ServerState) -> None:
     """Start the engine, read the tokenizer while it loads, and give both to the app. Raises what made it fail."""
     await client.start()
     text = asyncio.create_task(asyncio.to_thread(load_model_text, state.engine_args, state.server_args.chat_template))

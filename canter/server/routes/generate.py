@@ -56,7 +56,7 @@ async def abort_requests(request: Request) -> Response:
     body = await read_json(request, AbortRequest, state.server_args.max_body_bytes)
     if len(body.request_ids) > MAX_ABORTS:
         raise InvalidRequestError(f"request_ids may hold at most {MAX_ABORTS} ids, got {len(body.request_ids)}.", "request_ids")
-    await state.traffic.abort(body.request_ids)
+    await state.everywhere("abort", body.request_ids)
     return Response()
 
 

@@ -122,7 +122,8 @@ async def render_responses(request: Request) -> Response:
     body = await read_json(request, RenderResponsesRequest, state.server_args.max_body_bytes)
     model = state.model_name(body.model)
     shown_id, _ = state.new_ids(request, "resp", body.request_id)
-    turn = read_turn(body, state.responses if state.server_args.enable_responses_store else None)
+    why_not = state.server_args.no_store_reason
+    turn = read_turn(body, state.responses if why_not is None else None, why_not)
 
     async def answer() -> RenderedRequest:
         return rendered(await prepare_response(generation, body, turn, shown_id), body, model)[0]

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from canter.client.outputs import RequestOutput
-from canter.core.errors import InvalidRequestError, QueueFullError
+from canter.core.errors import InvalidRequestError, NotFoundError, QueueFullError
 from canter.server.body import read_json
 from canter.server.errors import describe, log_error
 from canter.server.generation import Generation, Job, Prompt, Wishes
@@ -61,7 +61,7 @@ async def create_response(request: Request) -> Response:
     body.priority = priority_of(request, body.priority)
     model = state.model_name(body.model)
     store = _store_of(state, body)
-    turn = read_turn(body, store)
+    turn = read_turn(body, store, state.server_args.no_store_reason)
     if store is not None and body.store is not False:
         store.check_fits(turn.conversation)
     _, engine_id = state.new_ids(request, "resp", body.request_id)
@@ -83,16 +83,17 @@ class Turn:
     conversation: list[bytes]
 
 
-def read_turn(body: ResponsesRequest, store: ResponseStore | None) -> Turn:
-    """The conversation: what the previous response had and wrote, and the input. Instructions are not part of it: each turn has its own."""
+def read_turn(body: ResponsesRequest, store: ResponseStore | None, why_not: str | None) -> Turn:
+    """The conversation: what the previous response had and wrote, and the input. Instructions are not part of it: each turn has its own.
+
+    `why_not`: the clause that says why there is no store.
+    """
     items = read_items(body.input)
     encoded = [encode_json(item) for item in items]
     if body.previous_response_id is None:
         return Turn(items, encoded)
     if store is None:
-        raise InvalidRequestError(
-            "previous_response_id needs the store of responses, which this server was started without.", "previous_response_id"
-        )
+        raise InvalidRequestError(f"previous_response_id needs the store of responses, {why_not}.", "previous_response_id")
     previous = store.get(body.previous_response_id, "previous_response_id")
     if not previous.finished:
         raise InvalidRequestError(f"The response {previous.id!r} is not finished yet.", "previous_response_id")
@@ -137,10 +138,11 @@ async def prepare_response(generation: Generation, body: ResponsesRequest, turn:
 
 def _store_of(state: ServerState, body: ResponsesRequest) -> ResponseStore | None:
     """The store, if this response is to use it."""
-    if not state.server_args.enable_responses_store:
+    why_not = state.server_args.no_store_reason
+    if why_not is not None:
         for name in ("store", "background"):
             if getattr(body, name):
-                raise InvalidRequestError(f"{name} needs the store of responses, which this server was started without.", name)
+                raise InvalidRequestError(f"{name} needs the store of responses, {why_not}.", name)
         return None
     if body.background and body.store is False:
         raise InvalidRequestError("background needs store: true.", "background")
@@ -331,7 +333,10 @@ async def list_input_items(request: Request) -> Response:
 
 
 def _record(request: Request) -> StoredResponse:
-    return server_state(request).responses.get(request.path_params["response_id"])
+    state = server_state(request)
+    if state.server_args.no_store_reason is not None:
+        raise NotFoundError(f"A response that was stored needs the store of responses, {state.server_args.no_store_reason}.", "response_id")
+    return state.responses.get(request.path_params["response_id"])
 
 
 def _flag(request: Request, name: str) -> bool:
