@@ -52,8 +52,9 @@ class Guest(Protocol[M]):
 class EngineHost(Generic[M]):
     """Use: `await start()`, `await wait_ready()`, `send`, `await shutdown()`.
 
-    `command` is what is run as the engine, `launch` one that has been started with it already. `restarts`: when a ready engine dies it is started again; None: that is the end.
-    `decode` makes the engine's messages; those that are not for the host go to `guest`. A pause outlives the engine that was paused.
+    `command` is what is run as the engine, `launch` one that has been started with it already. `restarts`: when a ready engine dies
+    it is started again; None: that is the end. `decode` makes the engine's messages; those that are not for the host go to `guest`. A
+    pause outlives the engine that was paused.
     """
 
     def __init__(

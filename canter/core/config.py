@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from canter.core.errors import ConfigError
+from canter.core.structured_outputs import StructuredOutputsConfig
 from canter.core.vllm_names import explain_unknown
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -89,6 +90,12 @@ class EngineArgs:
         "JSON object with reasoning_start_str and reasoning_end_str, what begins and ends a thought of the model, for "
         "thinking_token_budget. Default: the pair that the tokenizer has, such as <think> and </think>. The end may be longer "
         "than the model's own marker: it is what a thought is cut off with.",
+        group="model",
+    )
+    structured_outputs_config: dict[str, Any] = arg(
+        dict,
+        "JSON object: backend (auto or guidance), enable_in_reasoning (constrain thoughts, too), and, for every request, "
+        "disable_any_whitespace and disable_additional_properties.",
         group="model",
     )
     logits_processors: list[str] = arg(
@@ -188,6 +195,7 @@ class EngineArgs:
             raise ConfigError(f"logits_processors must be a list of names, got {names!r}.")
         if not isinstance(self.reasoning_config, dict):
             raise ConfigError(f"reasoning_config must be a JSON object, got {self.reasoning_config!r}.")
+        StructuredOutputsConfig.parse(self.structured_outputs_config)
         if not isinstance(self.max_logprobs, int) or self.max_logprobs < -1:
             raise ConfigError(f"max_logprobs must be -1 or an integer of at least 0, got {self.max_logprobs!r}.")
 

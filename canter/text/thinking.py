@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from canter.core.errors import ConfigError
-from canter.core.sampling_params import MAX_MARKER_TOKENS
+from canter.core.sampling_params import MAX_MARKER_TOKENS, SamplingParams
 from canter.text.tokenizer import Tokenizer
 
 START_KEY, END_KEY = "reasoning_start_str", "reasoning_end_str"
@@ -43,6 +45,18 @@ def find_markers(tokenizer: Tokenizer, config: Mapping[str, Any]) -> ThinkingMar
     if markers.start == markers.end:
         raise ConfigError(f"reasoning_config: {START_KEY} and {END_KEY} must differ, both are {config[START_KEY]!r}.")
     return markers
+
+
+def free_thoughts(params: SamplingParams, markers: ThinkingMarkers, in_thought: bool | None = None) -> SamplingParams:
+    """A copy whose constraint, if it has one, leaves thoughts alone and holds from their end on.
+
+    `in_thought`: whether the prompt's end has a thought open; None: as the prompt's tokens say.
+    """
+    wanted = params.structured_outputs
+    if wanted is None:
+        return params
+    found = dict(thought_start_ids=markers.start, thought_end_ids=markers.end, in_thought=in_thought)
+    return params.clone(structured_outputs=msgspec.structs.replace(wanted, **found))
 
 
 def _known(tokenizer: Tokenizer) -> ThinkingMarkers | None:
