@@ -131,8 +131,11 @@ class Emitter:
 
     def give_up(self) -> str:
         """What was held when the output was cut off: a marked call that had no name yet shows nothing."""
+        is_call = self.held is not None and self._held_is_marked
         text = self.release()
-        return "" if self._held_is_marked else text
+        if is_call:
+            self._end_blank()
+        return "" if is_call else text
 
     # Calls
 

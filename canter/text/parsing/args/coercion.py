@@ -11,7 +11,7 @@ from typing import Any
 _ALIASES = {
     "str": "string", "text": "string", "varchar": "string", "char": "string", "enum": "string",
     "long": "integer", "short": "integer", "bool": "boolean", "binary": "boolean",
-    "dict": "object", "list": "array", "arr": "array", "sequence": "array",
+    "dict": "object", "map": "object", "list": "array", "arr": "array", "sequence": "array",
 }  # fmt: skip
 _PREFIXES = (("int", "integer"), ("uint", "integer"), ("unsigned", "integer"), ("num", "number"), ("float", "number"),
              ("double", "number"), ("dict", "object"), ("list", "array"))  # fmt: skip
