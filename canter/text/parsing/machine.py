@@ -148,8 +148,12 @@ class Machine:
             at += self._take(text[at:])
 
     def _lex(self, text: str, final: bool) -> None:
-        for start in range(0, len(text), _SLICE):
-            self._lex_slice(text[start : start + _SLICE], False)
+        if len(text) <= _SLICE:
+            if text:
+                self._lex_slice(text, False)
+        else:
+            for start in range(0, len(text), _SLICE):
+                self._lex_slice(text[start : start + _SLICE], False)
         if final and self._tail:
             self._lex_slice("", True)
 
