@@ -1,1 +1,32 @@
-"""One file for each family of output formats."""
+"""One file for each family of output formats. A family counts once it stands in `FAMILIES`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from canter.text.parsing.format import Calls, Detection, Family, Thoughts
+from canter.text.parsing.formats import deepseek, dsml, gemma4, glm, harmony, hermes, kimi, llama, minimax_m2, mistral, qwen3, think
+from canter.text.tokenizer import Tokenizer
+
+FAMILIES: tuple[Family, ...] = (
+    think.FAMILY,
+    hermes.FAMILY,
+    qwen3.FAMILY,
+    kimi.FAMILY,
+    deepseek.FAMILY,
+    llama.FAMILY,
+    glm.FAMILY,
+    minimax_m2.FAMILY,
+    dsml.FAMILY,
+    mistral.FAMILY,
+    harmony.FAMILY,
+    gemma4.FAMILY,
+)
+
+CALLS: dict[str, Calls | Callable[[Tokenizer], Calls]] = {
+    name: calls for family in FAMILIES for name, calls in family.calls.items()
+}  # fmt: skip
+THOUGHTS: dict[str, Thoughts | Callable[[Tokenizer], Thoughts]] = {
+    name: thoughts for family in FAMILIES for name, thoughts in family.thoughts.items()
+}
+DETECTIONS: tuple[Detection, ...] = tuple(detection for family in FAMILIES for detection in family.detect)

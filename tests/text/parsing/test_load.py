@@ -1,0 +1,90 @@
+"""Which format is taken: by name, and by what the chat template and the vocabulary tell."""
+
+from __future__ import annotations
+
+import pytest
+
+from canter.core.errors import ConfigError
+from canter.text.parsing.formats import CALLS, THOUGHTS
+from canter.text.parsing.load import load_format
+from canter.text.parsing.names import REASONING_NAMES, TOOL_NAMES
+from tests.text.parsing.vocabulary import tiny_tokenizer
+
+TOKENIZER = tiny_tokenizer()
+
+
+@pytest.mark.parametrize("name", sorted({*TOOL_NAMES, *CALLS}))
+def test_a_tool_format_is_read_or_refused(name: str) -> None:
+    if name in CALLS:
+        found = load_format(TOKENIZER, None, name)
+        assert found is not None and found.reads_tools and not found.reads_thoughts
+        assert found.description == f"tool calls as {name} (as asked for)"
+    else:
+        with pytest.raises(ConfigError, match="can't read this format"):
+            load_format(TOKENIZER, None, name)
+
+
+@pytest.mark.parametrize("name", sorted({*REASONING_NAMES, *THOUGHTS}))
+def test_a_reasoning_format_is_read_or_refused(name: str) -> None:
+    if name in THOUGHTS:
+        found = load_format(TOKENIZER, None, None, name)
+        assert found is not None and found.reads_thoughts and not found.reads_tools
+    else:
+        with pytest.raises(ConfigError, match="can't read this format"):
+            load_format(TOKENIZER, None, None, name)
+
+
+def test_a_misspelt_name_meets_its_neighbours() -> None:
+    with pytest.raises(ConfigError, match=r"--tool-call-parser hermess: there is no such format\. Did you mean hermes"):
+        load_format(TOKENIZER, None, "hermess")
+    with pytest.raises(ConfigError, match=r"--reasoning-parser qwen4.*qwen3"):
+        load_format(TOKENIZER, None, None, "qwen4")
+
+
+QWEN = "<|im_start|>{{ enable_thinking }}<think>\n<tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("template", "calls", "thoughts"),
+    [
+        (QWEN + '{"name": <function-name>, "arguments": <args>}', "hermes", "qwen3"),
+        ('<|im_start|><tool_call>{"name": 1, "arguments": 2}', "hermes", None),
+        (QWEN + "<function=x><parameter=y>", "qwen3_coder", "qwen3"),
+        ("<seed:tool_call><function=x><parameter=y><seed:think>", "seed_oss", "seed_oss"),
+        ("<|tool_calls_section_begin|>", "kimi_k2", None),
+        ("<|tool_calls_section_begin|><think></think>", "kimi_k2", "kimi_k2"),
+        ("<｜tool▁call▁begin｜>function<｜tool▁sep｜>\n```json", "deepseek_v3", None),
+        ("<｜tool▁call▁begin｜>\n```json<｜Assistant｜><think>\n", "deepseek_v3", "deepseek_r1"),
+        ("{{ thinking }}<｜tool▁call▁begin｜></think>", "deepseek_v31", "deepseek_v3"),
+        ("<｜DSML｜function_calls>", "deepseek_v32", "deepseek_v3"),
+        ("<｜DSML｜tool_calls>", "deepseek_v4", "deepseek_v4"),
+        ('<|python_tag|>{"name": 1, "parameters": 2}', "llama3_json", None),
+        ("<tool_call>{{ name }}<arg_key><arg_value><think>", "glm45", "glm45"),
+        ("<minimax:tool_call><invoke name=", "minimax_m2", "minimax_m2"),
+        ("[INST][TOOL_CALLS]", "mistral", None),
+        ("[INST][TOOL_CALLS][THINK]", "mistral", "mistral"),
+        ("<|start|>assistant<|channel|>analysis<|message|>", "openai", "openai_gptoss"),
+        ("<|tool_call>call:<|channel>thought", "gemma4", "gemma4"),
+        ("<longcat_tool_call>", "longcat", None),
+    ],
+)  # fmt: skip
+def test_a_format_is_recognised_from_the_template(template: str, calls: str | None, thoughts: str | None) -> None:
+    found = load_format(TOKENIZER, template)
+    assert found is not None
+    parts = [f"tool calls as {calls}"] * bool(calls) + [f"thoughts as {thoughts}"] * bool(thoughts)
+    assert found.description == " and ".join(parts) + " (recognised from the chat template)"
+
+
+def test_markers_in_the_vocabulary_tell_of_thoughts() -> None:
+    found = load_format(tiny_tokenizer(("<think>", "</think>")), "{{ messages }}<think>")
+    assert found is not None and found.description.startswith("thoughts as think")
+
+
+@pytest.mark.parametrize("template", [None, "", "{{ messages }}", "<|im_start|>{{ message.content }}<|im_end|>"])
+def test_a_template_that_tells_nothing(template: str | None) -> None:
+    assert load_format(TOKENIZER, template) is None
+
+
+def test_a_name_decides_alone() -> None:
+    found = load_format(TOKENIZER, "<|tool_calls_section_begin|>", None, "deepseek_r1")
+    assert found is not None and not found.reads_tools
