@@ -1,1 +1,26 @@
-"""One file for each family of output formats."""
+"""One file for each family of output formats. A family counts once it stands in `FAMILIES`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from canter.text.parsing.format import Calls, Detection, Family, Thoughts
+from canter.text.parsing.formats import deepseek, hermes, kimi, llama, qwen3, think
+from canter.text.tokenizer import Tokenizer
+
+FAMILIES: tuple[Family, ...] = (
+    think.FAMILY,
+    hermes.FAMILY,
+    qwen3.FAMILY,
+    kimi.FAMILY,
+    deepseek.FAMILY,
+    llama.FAMILY,
+)
+
+CALLS: dict[str, Calls | Callable[[Tokenizer], Calls]] = {
+    name: calls for family in FAMILIES for name, calls in family.calls.items()
+}  # fmt: skip
+THOUGHTS: dict[str, Thoughts | Callable[[Tokenizer], Thoughts]] = {
+    name: thoughts for family in FAMILIES for name, thoughts in family.thoughts.items()
+}
+DETECTIONS: tuple[Detection, ...] = tuple(detection for family in FAMILIES for detection in family.detect)

@@ -1,0 +1,215 @@
+"""The words in which formats are written down: states, rules, thoughts and calls. All of it is data; `machine` reads by it.
+
+docs/guides/add-an-output-format.md shows how a format is added.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from canter.text.parsing.args.tagged import Trim, ValueType
+from canter.text.parsing.emitter import Emitter, NewId, random_id
+from canter.text.parsing.options import ParseOptions
+from canter.text.tokenizer import Tokenizer
+
+CONTENT, REASONING = "CONTENT", "REASONING"
+"""The states that every format has: what is meant for the user, and a thought."""
+
+Kind = Literal["content", "reasoning", "skip", "drop", "name", "gap", "key", "value", "body"]
+
+_NAME = re.compile(r"[^\s<>{}\[\]()\"'`,;]{1,256}")
+
+
+class Body(Protocol):
+    """Reads what has a syntax of its own: JSON, Python calls, ... One is made whenever its state is entered.
+
+    It tells the emitter of calls (`name_call`, `open_call`, `arguments`, `close_call`), never later than it is sure.
+    """
+
+    @property
+    def failed(self) -> bool:
+        """What came is nothing that this body reads, and no call has begun: it becomes ordinary text."""
+        ...
+
+    @property
+    def in_string(self) -> bool:
+        """Whether the next character belongs to a string, in which text that looks like a marker is only text."""
+        ...
+
+    def feed(self, text: str) -> int:
+        """Take text; returns how many characters were taken. Fewer than all: the rest isn't this body's (or it `failed` there)."""
+        ...
+
+    def end(self, complete: bool) -> None:
+        """The body has ended. `complete` False: the output was cut off, so that an open call has no end."""
+        ...
+
+
+BodyFactory = Callable[[Emitter], Body]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What the header of a call says: the function's name, and the call's id where the format writes one."""
+
+    name: str
+    id: str | None = None
+
+
+ReadName = Callable[[str], Named | None]
+"""Reads the text of a "name" state; None when it names no function."""
+
+
+def plain_name(text: str) -> Named | None:
+    """The name alone, blank around it."""
+    name = text.strip()
+    return Named(name) if _NAME.fullmatch(name) else None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What text means in a state, by its kind:
+
+    content, reasoning: it is that.
+    skip: outside of calls. Blank text is dropped; other text means that no call comes (what was held becomes content), or moves on
+        to `on_text`, or, with neither, is dropped.
+    drop: outside of calls: dropped, and so is what was held.
+    name: it is the header of a call; entering the state begins one. `read_name` reads it when the state is left.
+    gap: inside a call, between its parts: dropped.
+    key, value: of an argument; `trim` and `value_type` say how a value is read.
+    body: `body` reads it. Entered from "name", it reads the arguments of that call; from elsewhere, calls with their names.
+
+    `on_text`: content and skip move to this state at the first text that isn't blank; a body when it takes no more. `route` of a name
+    state: reads its header and says into which state it leads (instead of the rule), and which function it calls, if any.
+    """
+
+    kind: Kind
+    on_text: str | None = None
+    read_name: ReadName = plain_name
+    trim: Trim = "none"
+    value_type: ValueType = "schema"
+    body: BodyFactory | None = None
+    route: Callable[[str], tuple[str, Named | None] | None] | None = None
+
+    @property
+    def in_call(self) -> bool:
+        """Whether the state belongs to a call that a name state has begun."""
+        return self.kind in ("name", "gap", "key", "value")
+
+
+SKIP = State("skip")
+DROP = State("drop")
+NAME = State("name")
+GAP = State("gap")
+KEY = State("key")
+VALUE = State("value")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """In each of the states `sources` (parted by blanks) the terminal `literal` leads to `target`. `keeps`: the literal's text is
+    the target's first text as well. `needs_calls`: holds only where the request has tools to call (`tool_choice` isn't none)."""
+
+    sources: str
+    literal: str
+    target: str
+    keeps: bool = False
+    needs_calls: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """How a model writes tool calls: the states beside CONTENT and REASONING, and the rules.
+
+    Which literals are tokens of their own is found in the vocabulary: every literal that is an added token there is known by its
+    id as soon as ids are given; the same text written with ordinary tokens is ordinary text then.
+
+    `initial`: the state in which content begins, for calls without markers that are calls only at the very beginning.
+    """
+
+    states: Mapping[str, State]
+    rules: tuple[Rule, ...]
+    initial: str = CONTENT
+    new_id: NewId = random_id
+    preserved: tuple[str, ...] = ()
+
+
+def _always(options: ParseOptions) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Thoughts:
+    """How a model writes thoughts.
+
+    `starts`, `ends`: the markers, any of them. `enabled(options)` False: the model doesn't think, and the output is read as if there
+    were no markers; a prompt that opens a thought says more than this. `opens(options)`: whether an output whose prompt says
+    nothing begins in a thought. `needs_opening`: a prompt that is known and doesn't open the thought leaves it closed.
+    `states` and `rules` are for formats where more than two markers belong to thoughts.
+    """
+
+    starts: tuple[str, ...] = ("<think>",)
+    ends: tuple[str, ...] = ("</think>",)
+    enabled: Callable[[ParseOptions], bool] = _always
+    opens: Callable[[ParseOptions], bool] = _always
+    needs_opening: bool = False
+    trims_end: bool = True
+    states: Mapping[str, State] = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
+
+    def all_rules(self, content: str) -> tuple[Rule, ...]:
+        """Markers switch between content and thought; one that says what is so already is dropped. `content`: the state in which
+        content begins."""
+        rules = list(self.rules)
+        rules += [Rule(f"{CONTENT} {content} {REASONING}", literal, REASONING) for literal in self.starts]
+        for literal in self.ends:
+            rules += [Rule(f"{REASONING} {content}", literal, content), Rule(CONTENT, literal, CONTENT)]
+        return tuple(rules)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What a file of `formats` gives: formats by the names that users pass for them. A format that depends on the tokenizer
+    (Hunyuan's suffix) is a function of it. `detect` recognises models from the chat template and the vocabulary."""
+
+    calls: Mapping[str, Calls | Callable[[Tokenizer], Calls]] = field(default_factory=dict)
+    thoughts: Mapping[str, Thoughts | Callable[[Tokenizer], Thoughts]] = field(default_factory=dict)
+    detect: tuple[Detection, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """A model of this kind is one whose template contains all of `template` and none of `without`, and whose vocabulary has all of
+    `tokens` as added tokens. Among several that fit, the one with the highest `weight`, then the one that asks for most, wins."""
+
+    calls: str | None = None
+    thoughts: str | None = None
+    template: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    weight: int = 0
+
+
+def tools_on(options: ParseOptions) -> bool:
+    return bool(options.tools)
+
+
+def kwarg(options: ParseOptions, *names: str) -> bool | None:
+    """What the template was told under any of these names, None when nothing."""
+    for name in names:
+        if name in options.template_kwargs:
+            return bool(options.template_kwargs[name])
+    return None
+
+
+def on_unless_off(*names: str) -> Callable[[ParseOptions], bool]:
+    """Thinking is on unless one of these template variables is false."""
+    return lambda options: kwarg(options, *names) is not False
+
+
+def off_unless_on(*names: str) -> Callable[[ParseOptions], bool]:
+    """Thinking is off unless one of these template variables is true."""
+    return lambda options: kwarg(options, *names) is True
