@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
+
+from llguidance import LLMatcher
 
 from canter.core.errors import InvalidRequestError
 from canter.core.structured_outputs import PARAM
 from canter.structured.constraint import Constraint
 from canter.structured.ebnf import ebnf_to_lark, is_ebnf
+from canter.structured.literals import text_literal
 from canter.structured.schema import prepared
 from canter.structured.tags import tags_to_lark
 
@@ -33,11 +35,11 @@ def _json_rule(schema: dict[str, Any], constraint: Constraint) -> str:
 
 
 def _regex(constraint: Constraint, markers: Mapping[str, int]) -> str:
-    return json.dumps({"grammars": [{"lark_grammar": f"start: {regex_literal(constraint.text)}"}]})
+    return str(LLMatcher.grammar_from_regex(constraint.text))
 
 
 def _choice(constraint: Constraint, markers: Mapping[str, int]) -> str:
-    return "start: " + " | ".join(dict.fromkeys(map(json.dumps, json.loads(constraint.text))))
+    return "start: " + " | ".join(dict.fromkeys(map(text_literal, json.loads(constraint.text))))
 
 
 def _grammar(constraint: Constraint, markers: Mapping[str, int]) -> str:
@@ -61,9 +63,3 @@ _WRITERS = {
     "grammar": _grammar,
     "structural_tag": _structural_tag,
 }
-
-
-def regex_literal(pattern: str) -> str:
-    """A regex between slashes."""
-    escaped = re.sub(r"\\.|/|\n", lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), pattern, flags=re.DOTALL)
-    return f"/{escaped}/"
