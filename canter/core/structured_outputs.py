@@ -67,7 +67,11 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         self._verify_texts()
         for name in ("thought_start_ids", "thought_end_ids"):
             ids = getattr(self, name)
-            if not isinstance(ids, list) or len(ids) > MAX_THOUGHT_TOKENS or not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+            if (
+                not isinstance(ids, list)
+                or len(ids) > MAX_THOUGHT_TOKENS
+                or not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids)
+            ):
                 raise _wrong(name, f"must be at most {MAX_THOUGHT_TOKENS} token ids, got {ids!r:.80}")
 
     @property

@@ -54,7 +54,6 @@ VLLM_ONLY: dict[str, str] = {
     "skip_tokenizer_init": "Canter always loads the tokenizer",
     "speculative_config": "Canter has no speculative decoding",
     "stream_interval": "requests set stream_interval themselves",
-    "structured_outputs_config": "Canter has no structured outputs",
     "swap_space": "preempted requests are computed again",
     "tensor_parallel_size": _ONE_DEVICE,
     "tokenizer_mode": "Canter has one kind of tokenizer",

@@ -166,5 +166,3 @@ class GuidanceBackend:
 def _shorten(message: str) -> str:
     text = message.strip()
     return text if len(text) <= MAX_ERROR_CHARS else text[:MAX_ERROR_CHARS] + "..."
-
-

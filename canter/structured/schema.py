@@ -65,7 +65,7 @@ def _with_children(value: Any, additional: bool) -> Any:
 
 
 def locate_fault(constraint: Constraint, fault: Callable[[Constraint], str | None]) -> str:
-    """" at <JSON pointer>" of the innermost part that is at fault by itself, or nothing where it is the whole."""
+    """ " at <JSON pointer>" of the innermost part that is at fault by itself, or nothing where it is the whole."""
     schema: dict[str, Any] = json.loads(constraint.text)
     local = {key: schema[key] for key in LOCAL if key in schema}
     path, looks = "#", 0
