@@ -51,9 +51,11 @@ LAZY_FACTORIES = {
     "canter.cli.bench.limits": {"_loader", "_native_limits"},
     "canter.cli.main": {"load_command"},
     "canter.cli.collect_env": {"_torch_report"},
+    "canter.engine.grammars": {"load_vocabulary"},
     "canter.logits_processors.loading": {"load_class"},
     "canter.models.registry": {"get_model_class"},
     "canter.server.tracing": {"load_sdk"},
+    "canter.structured.compiler": {"load_backend"},
 }
 """Module -> functions that may import: they load what only some processes need."""
 

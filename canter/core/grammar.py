@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from concurrent.futures import Future
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -64,10 +65,18 @@ class Grammars(Protocol):
         """The compiled constraint, from the cache or made now. Raises `InvalidRequestError`."""
         ...
 
-    def submit(self, params: StructuredOutputsParams) -> Any:
-        """Compile on a thread of the compiler's own: a `concurrent.futures.Future` of what `get` gives. Raises `QueueFullError`."""
+    def submit(self, params: StructuredOutputsParams) -> Future[Grammar]:
+        """Compile on a thread of the compiler's own: what `get` gives, later. Raises `QueueFullError`."""
+        ...
+
+    def check_now(self, params: StructuredOutputsParams) -> None:
+        """Compile, and wait for it. Raises `InvalidRequestError`, also for what takes too long."""
         ...
 
     def fill(self, matchers: Sequence[tuple[Matcher, int]], masks: MaskArray) -> None:
         """`Matcher.fill` for many, each into its line of `masks` `[L, W]`."""
+        ...
+
+    def shutdown(self) -> None:
+        """Compile nothing more; doesn't wait."""
         ...

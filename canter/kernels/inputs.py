@@ -374,6 +374,17 @@ def allow_tokens_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     return cases
 
 
+def mask_tokens_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    """Words with all bits, no bit, and some."""
+    cases: list[Case] = []
+    for vocab, number in [(1, 1), (32, 3), (67, 4), (1000, 2), (131, 0)]:
+        masks = torch.randint(-(2**31), 2**31, (number, (vocab + 31) // 32), generator=rng).to(torch.int32)
+        kind = torch.randint(3, masks.shape, generator=rng)
+        masks = torch.where(kind == 0, 0, torch.where(kind == 1, -1, masks)).to(torch.int32)
+        cases.append((torch.randn(4, vocab, generator=rng), torch.randperm(4, generator=rng)[:number], masks))
+    return cases
+
+
 def add_to_tokens_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     cases: list[Case] = []
     for vocab, number in [(1, 1), (67, 40), (1000, 3), (131, 0)]:

@@ -80,6 +80,7 @@ OPS: dict[str, Op] = {
         Op("draw_tokens", sampling.draw_tokens, inputs.draw_tokens_inputs, _EXACT),
         Op("keep_tokens", sampling.keep_tokens, inputs.keep_tokens_inputs, _EXACT, mutates=(0,)),
         Op("allow_tokens", sampling.allow_tokens, inputs.allow_tokens_inputs, _EXACT, mutates=(0,)),
+        Op("mask_tokens", sampling.mask_tokens, inputs.mask_tokens_inputs, _EXACT, mutates=(0,)),
         Op("add_to_tokens", sampling.add_to_tokens, inputs.add_to_tokens_inputs, _EXACT, mutates=(0,)),
         Op("forbid_words", sampling.forbid_words, inputs.forbid_words_inputs, _EXACT, mutates=(0,)),
         Op("penalize", sampling.penalize, inputs.penalize_inputs, _EXACT, mutates=(0,)),

@@ -115,6 +115,7 @@ class Scheduler:
         self._hasher = PrefixHasher(layout.hash_block_size)
         self._requests: dict[str, Request] = {}
         self._waiting = make_queue(policy)
+        self._held: dict[str, Request] = {}
         self._running: list[Request] = []
         self._flights: deque[_Flight] = deque()
         self._finished_ids: list[str] = []
@@ -126,15 +127,17 @@ class Scheduler:
 
     # events
 
-    def add(self, message: AddRequest, now: float) -> None:
+    def add(self, message: AddRequest, now: float, is_ready: bool = True) -> None:
         """Queue a request. Raises `InvalidRequestError` for one that can never be served, `QueueFullError` when too many wait.
 
-        One that goes on from an engine before this one was in a queue already: the bound is not for it.
+        One that goes on from an engine before this one was in a queue already: the bound is not for it. One that is not ready lacks
+        something that it can't run without, such as its grammar; it holds up nobody, and enters the queue with `release`.
         """
         self._verify_request(message)
         is_new = message.output_token_ids is None
-        if is_new and self.max_num_queued_reqs is not None and len(self._waiting) >= self.max_num_queued_reqs:
-            raise QueueFullError(f"{len(self._waiting)} requests wait already, the most that this engine queues. Retry later.")
+        num_waiting = len(self._waiting) + len(self._held)
+        if is_new and self.max_num_queued_reqs is not None and num_waiting >= self.max_num_queued_reqs:
+            raise QueueFullError(f"{num_waiting} requests wait already, the most that this engine queues. Retry later.")
         self._verify_queued_tokens(message)
         request = Request(message, now, self._num_arrivals, self.max_model_len, self.cache.new_cache())
         if request.max_total_tokens > self.max_request_tokens:
@@ -144,7 +147,22 @@ class Scheduler:
         request.publish_at = self._hasher.block_size if self.enable_prefix_caching else NEVER
         self._num_arrivals += 1
         self._requests[request.request_id] = request
-        self._waiting.push(request)
+        if is_ready:
+            self._waiting.push(request)
+        else:
+            request.status = RequestStatus.HELD
+            self._held[request.request_id] = request
+
+    def release(self, request_id: str) -> None:
+        """What the request lacked is there. An id that is not held (any more) is ignored."""
+        request = self._held.pop(request_id, None)
+        if request is not None:
+            request.status = RequestStatus.WAITING
+            self._waiting.push(request)
+
+    def refuse(self, request_id: str, error: RowError) -> list[RequestDelta]:
+        """End a request with an error; unknown and ended ids are ignored."""
+        return self._end_with_errors({request_id: error})
 
     def abort(self, request_ids: Iterable[str], now: float) -> list[RequestDelta]:
         """End requests at once; unknown and ended ids are ignored. Each live one gets its last delta, of reason "abort"."""
@@ -252,6 +270,11 @@ class Scheduler:
         """Whether any request is alive."""
         return bool(self._requests)
 
+    @property
+    def has_held(self) -> bool:
+        """Whether any request lacks something that it can't run without."""
+        return bool(self._held)
+
     def has_work(self) -> bool:
         """Whether `schedule` has something to plan: tokens to compute or rows to drop.
 
@@ -276,7 +299,7 @@ class Scheduler:
         counters = self._counters
         return EngineStats(
             num_running=len(self._running),
-            num_waiting=len(self._waiting),
+            num_waiting=len(self._waiting) + len(self._held),
             cache_usage=self.cache.usage(),
             num_preemptions=counters.num_preemptions,
             prefix_queries=counters.prefix_queries,
@@ -294,7 +317,9 @@ class Scheduler:
         waiting = list(self._waiting)
         assert len(waiting) == len(self._waiting) == len(set(waiting))
         assert len(self._running) == len(set(self._running)) <= self.max_num_seqs
-        assert sorted(r.request_id for r in waiting + self._running) == sorted(self._requests)
+        held = list(self._held.values())
+        assert all(request.status is RequestStatus.HELD for request in held)
+        assert sorted(r.request_id for r in waiting + held + self._running) == sorted(self._requests)
         pending = dict.fromkeys(self._requests.values(), 0)
         for request, _, num_pending in (row for flight in self._flights for row in flight.rows):
             if request in pending:
@@ -314,7 +339,7 @@ class Scheduler:
             assert request.num_computed_tokens < num_known
             assert not request.num_output_placeholders or request.num_computed_tokens + 1 == num_known
         else:
-            assert request in set(self._waiting)
+            assert request in set(self._waiting) or request in self._held.values()
             assert request.num_computed_tokens == 0 and not request.draft_token_ids and not request.cache.capacity
             assert not request.num_output_placeholders or request.status is RequestStatus.PREEMPTED
 
@@ -613,10 +638,12 @@ class Scheduler:
 
     def _end(self, request: Request) -> None:
         """Free everything that the request holds. The next plan tells the runner, if it has ever heard of the request."""
-        if request.status is not RequestStatus.WAITING:
+        if request.status in (RequestStatus.RUNNING, RequestStatus.PREEMPTED):
             # Of a preempted one the runner has no row, but still what it needs to go on as if nothing had been.
             self._finished_ids.append(request.request_id)
-        if request.status is not RequestStatus.RUNNING:
+        if request.status is RequestStatus.HELD:
+            del self._held[request.request_id]
+        elif request.status is not RequestStatus.RUNNING:
             self._waiting.remove(request)
         request.status = RequestStatus.FINISHED
         self.cache.free(request.cache)

@@ -7,13 +7,16 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from canter.core.errors import InvalidRequestError, QueueFullError
 from canter.core.grammar import Grammar, MaskArray, Matcher
 from canter.core.structured_outputs import PARAM, StructuredOutputsConfig, StructuredOutputsParams
 from canter.core.vocabulary import Vocabulary
 from canter.structured.constraint import Constraint
-from canter.structured.guidance import GuidanceBackend
+
+if TYPE_CHECKING:
+    from canter.structured.guidance import GuidanceBackend
 
 COMPILE_SECONDS = 5.0
 """Longest that a request waits for its grammar. The library's own limits end what is left of the work."""
@@ -50,7 +53,7 @@ class GrammarCompiler:
         future = asyncio.wrap_future(self.submit(params))
         try:
             await asyncio.wait_for(asyncio.shield(future), seconds)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             future.add_done_callback(_forget)
             raise _too_slow(seconds) from None
 
@@ -93,9 +96,10 @@ class GrammarCompiler:
 
     @property
     def backend(self) -> GuidanceBackend:
+        """Made when it is first asked for."""
         with self._loading:
             if self._backend is None:
-                self._backend = GuidanceBackend(self._load_vocabulary(), self._num_threads)
+                self._backend = load_backend(self._load_vocabulary(), self._num_threads)
             return self._backend
 
     def _compile(self, constraint: Constraint) -> Grammar:
@@ -118,6 +122,13 @@ class GrammarCompiler:
     def _done(self, constraint: Constraint) -> None:
         with self._lock:
             self._pending.pop(constraint, None)
+
+
+def load_backend(vocabulary: Vocabulary, num_threads: int) -> GuidanceBackend:
+    """llguidance is loaded by those who use it."""
+    from canter.structured.guidance import GuidanceBackend  # noqa: PLC0415
+
+    return GuidanceBackend(vocabulary, num_threads)
 
 
 def _too_slow(seconds: float) -> InvalidRequestError:

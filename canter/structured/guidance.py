@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from canter.core.errors import InvalidRequestError
 from canter.core.grammar import MaskArray, Matcher, mask_width
@@ -36,13 +35,12 @@ PARALLEL_MASKS = 4
 MAX_ERROR_CHARS = 1000
 
 
-class _Tokens:
+class _Tokens(TokenizerWrapper):
     """A vocabulary as llguidance reads it."""
 
-    is_tokenizer_wrapper = True
-    bos_token_id = None
-
     def __init__(self, vocabulary: Vocabulary) -> None:
+        self.is_tokenizer_wrapper = True
+        self.bos_token_id = None
         tokens = [bytes(token) for token in vocabulary.token_bytes[: vocabulary.size]]
         self.tokens = tokens + [b""] * (vocabulary.size - len(tokens))
         self.special_token_ids = sorted({i for i in (*vocabulary.markers.values(), *vocabulary.eos_token_ids) if i < vocabulary.size})

@@ -47,6 +47,7 @@ STEP_OPS = (
     "draw_tokens",
     "keep_tokens",
     "allow_tokens",
+    "mask_tokens",
     "add_to_tokens",
     "forbid_words",
     "penalize",
@@ -260,6 +261,9 @@ def step_case(op: str, rows: int, vocab: int, context_len: int) -> Case:
         allowed = min(vocab, 100)
         ids = torch.cat([torch.randperm(vocab)[:allowed] for _ in range(rows)])
         calls = [(one, line, torch.arange(rows + 1) * allowed, ids) for one in logits]
+    elif op == "mask_tokens":
+        masks = torch.where(torch.rand(rows, (vocab + 31) // 32) < 0.9, -1, 0x5A5A5A5A).to(torch.int32)
+        calls = [(one, line, masks) for one in logits]
     elif op == "add_to_tokens":
         biased = min(vocab, 100)
         ids = torch.randint(vocab, (rows * biased,))

@@ -49,6 +49,7 @@ def register() -> None:
         sampling.draw_tokens,
         sampling.keep_tokens,
         sampling.allow_tokens,
+        sampling.mask_tokens,
         sampling.add_to_tokens,
         sampling.forbid_words,
         sampling.penalize,
