@@ -169,7 +169,7 @@ class Emitter:
         self._events.append(CallStart(self._index, call_id, name))
 
     def arguments(self, text: str) -> None:
-        if text and not self._muted:
+        if text and self.call_is_open and not self._muted:
             self._put(CallArguments, text)
 
     def close_call(self) -> None:

@@ -21,6 +21,7 @@ CONTENT, REASONING = "CONTENT", "REASONING"
 Kind = Literal["content", "reasoning", "skip", "drop", "name", "gap", "key", "value", "body"]
 
 _NAME = re.compile(r"[^\s<>{}\[\]()\"'`,;]{1,256}")
+_NAME_SO_FAR = re.compile(r"\s*[^\s<>{}\[\]()\"'`,;]*\s*")
 
 
 class Body(Protocol):
@@ -74,8 +75,8 @@ class State:
     """What text means in a state, by its kind:
 
     content, reasoning: it is that.
-    skip: outside of calls. Blank text is dropped; other text means that no call comes (what was held becomes content), or moves on
-        to `on_text`, or, with neither, is dropped.
+    skip: outside of calls. Blank text is dropped; other text moves on to `on_text`, or, without that, means that no call comes: what
+        was held becomes content, and what has nothing before it is dropped.
     drop: outside of calls: dropped, and so is what was held.
     name: it is the header of a call; entering the state begins one. `read_name` reads it when the state is left.
     gap: inside a call, between its parts: dropped.
@@ -83,7 +84,8 @@ class State:
     body: `body` reads it. Entered from "name", it reads the arguments of that call; from elsewhere, calls with their names.
 
     `on_text`: content and skip move to this state at the first text that isn't blank; a body when it takes no more. `route` of a name
-    state: reads its header and says into which state it leads (instead of the rule), and which function it calls, if any.
+    state: reads its header and says into which state it leads (instead of the rule), and which function it calls, if any. `header`:
+    what a name state's text may begin with; with the first character that doesn't fit it is clear that no call comes.
     """
 
     kind: Kind
@@ -92,6 +94,7 @@ class State:
     trim: Trim = "none"
     value_type: ValueType = "schema"
     body: BodyFactory | None = None
+    header: re.Pattern[str] | None = None
     route: Callable[[str], tuple[str, Named | None] | None] | None = None
 
     @property
@@ -102,7 +105,7 @@ class State:
 
 SKIP = State("skip")
 DROP = State("drop")
-NAME = State("name")
+NAME = State("name", header=_NAME_SO_FAR)
 GAP = State("gap")
 KEY = State("key")
 VALUE = State("value")
@@ -111,7 +114,10 @@ VALUE = State("value")
 @dataclass(frozen=True, slots=True)
 class Rule:
     """In each of the states `sources` (parted by blanks) the terminal `literal` leads to `target`. `keeps`: the literal's text is
-    the target's first text as well. `needs_calls`: holds only where the request has tools to call (`tool_choice` isn't none)."""
+    the target's first text as well. `needs_calls`: holds only where the request has tools to call (`tool_choice` isn't none).
+
+    A rule that leads from a name state to itself: the literal is text of the header.
+    """
 
     sources: str
     literal: str
@@ -141,6 +147,10 @@ def _always(options: ParseOptions) -> bool:
     return True
 
 
+def never(options: ParseOptions) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Thoughts:
     """How a model writes thoughts.
@@ -148,7 +158,8 @@ class Thoughts:
     `starts`, `ends`: the markers, any of them. `enabled(options)` False: the model doesn't think, and the output is read as if there
     were no markers; a prompt that opens a thought says more than this. `opens(options)`: whether an output whose prompt says
     nothing begins in a thought. `needs_opening`: a prompt that is known and doesn't open the thought leaves it closed.
-    `states` and `rules` are for formats where more than two markers belong to thoughts.
+    `initial`: the state in which content begins, for thoughts that begin without their marker. `prefix`: text that the content begins
+    with, though the model didn't write it. `states` and `rules` are for formats where more than two markers belong to thoughts.
     """
 
     starts: tuple[str, ...] = ("<think>",)
@@ -157,6 +168,8 @@ class Thoughts:
     opens: Callable[[ParseOptions], bool] = _always
     needs_opening: bool = False
     trims_end: bool = True
+    initial: str = CONTENT
+    prefix: str = ""
     states: Mapping[str, State] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
 

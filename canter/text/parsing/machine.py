@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from canter.text.parsing.args.tagged import TaggedArguments
 from canter.text.parsing.emitter import Emitter
 from canter.text.parsing.events import Event
-from canter.text.parsing.format import REASONING, Body, Named, Rule, State
+from canter.text.parsing.format import CONTENT, Body, Named, Rule, State
 from canter.text.parsing.lexer import Literals
-from canter.text.parsing.scanner import Anchor, Scanner
+from canter.text.parsing.scanner import Anchor, Item, Scanner
 
 _SLICE = 4096
 """Characters that are looked at together, so that a state's search never runs far past the place where the state changes."""
@@ -28,8 +28,6 @@ class Table:
     strict: Mapping[str, Literals]
     lenient: Mapping[str, Literals]
     anchors: Mapping[int, Anchor]
-    leaves_thought: frozenset[int]
-    enters_thought: frozenset[int]
 
 
 def make_table(states: Mapping[str, State], rules: Iterable[Rule], ids: Mapping[str, int], hidden: Mapping[int, str]) -> Table:
@@ -49,28 +47,31 @@ def make_table(states: Mapping[str, State], rules: Iterable[Rule], ids: Mapping[
         {name: Literals(literal for literal in literals if literal not in ids) for name, literals in of_state.items()},
         {name: Literals(literals) for name, literals in of_state.items()},
         anchors,
-        frozenset(ids[lit] for (source, lit), rule in known.items() if source == REASONING and rule.target != REASONING and lit in ids),
-        frozenset(ids[lit] for (_, lit), rule in known.items() if rule.target == REASONING and lit in ids),
     )
 
 
 class Machine:
     """Reads one output. See `canter.text.parsing.parser.OutputParser`."""
 
-    def __init__(self, table: Table, initial: str, emitter: Emitter, scanner: Scanner | None = None) -> None:
-        self._table, self._emitter, self._scanner = table, emitter, scanner
+    def __init__(self, table: Table, initial: str, content: str, emitter: Emitter, scanner: Scanner) -> None:
+        """`initial`: the first state; `content`: the one in which content begins."""
+        self._table, self._content, self._emitter, self._scanner = table, content, emitter, scanner
         self._literals = table.lenient
         self._name = initial
         self._state = table.states[initial]
         self._sees_ids = False
         self._tail = ""  # text held back by the lexer
-        self._origin = initial  # the last state of content or thought: where text goes that turns out to be no call
+        self._origin = (
+            initial if self._state.kind in ("content", "reasoning") else CONTENT
+        )  # the last state of content or thought: where text goes that turns out to be no call
         self._header: list[str] = []
         self._header_size = 0
         self._tagged: TaggedArguments | None = None
         self._body: Body | None = None
-        self._thinks = self._state.kind == "reasoning"
+        self._num_counted = 0  # ids that have been told apart: thought or not
         self._num_reasoning_tokens = 0
+        if self._state.kind not in ("content", "reasoning"):
+            emitter.hold()
         self._enter_kind()
 
     @property
@@ -83,17 +84,16 @@ class Machine:
         if token_ids and not self._sees_ids:
             self._sees_ids = True
             self._literals = self._table.strict
-        if self._scanner is None or not self._sees_ids:
+        if not self._sees_ids:
             self._lex(text, final=False)
         else:
             for item in self._scanner.feed(text, token_ids):
                 self._take_item(item)
-        if token_ids:
-            self._count(token_ids)
+            self._count(self._scanner.num_settled)
         return self._emitter.take()
 
     def finish(self, truncated: bool = False) -> list[Event]:
-        if self._scanner is not None and self._sees_ids:
+        if self._sees_ids:
             for item in self._scanner.finish():
                 self._take_item(item)
         if truncated and self._state.kind not in ("content", "reasoning"):
@@ -110,34 +110,27 @@ class Machine:
         self._emitter.end_output()
         return self._emitter.take()
 
-    def _count(self, token_ids: Sequence[int]) -> None:
-        """Tokens of thoughts, without their markers."""
-        table = self._table
-        if not table.leaves_thought and not table.enters_thought:
-            self._num_reasoning_tokens += len(token_ids) * (self._state.kind == "reasoning")
-            return
-        if table.anchors.keys().isdisjoint(token_ids):
-            self._num_reasoning_tokens += len(token_ids) * self._thinks
-            return
-        for token_id in token_ids:
-            if token_id in table.enters_thought:
-                self._thinks = True
-            elif token_id in table.leaves_thought:
-                self._thinks = False
-            else:
-                self._num_reasoning_tokens += self._thinks
+    def _count(self, number: int) -> None:
+        """The ids up to this number belong to the present state."""
+        if number > self._num_counted:
+            if self._state.kind == "reasoning":
+                self._num_reasoning_tokens += number - self._num_counted
+            self._num_counted = number
 
     # Text and terminals
 
-    def _take_item(self, item: str | Anchor) -> None:
+    def _take_item(self, item: Item) -> None:
         if isinstance(item, str):
             self._lex(item, final=False)
             return
+        anchor, number = item
         self._lex("", final=True)
-        if item.is_terminal:
-            rule = self._table.rules.get((self._name, item.literal))
+        self._count(number)
+        self._num_counted = number + 1
+        if anchor.is_terminal:
+            rule = self._table.rules.get((self._name, anchor.literal))
             if rule is None:
-                self._take_stray(item.literal)
+                self._take_stray(anchor.literal)
             else:
                 self._follow(rule)
 
@@ -228,17 +221,17 @@ class Machine:
         self._emitter.remember(text[:num_blank], is_marker=True)
         if num_blank == len(text):
             return num_blank
+        if self._state.on_text is not None:
+            self._go(self._state.on_text)
+            return num_blank
         if self._emitter.held is not None:
             self._emitter.remember(text[num_blank], is_marker=False)
             self._abandon()
             return num_blank + 1
-        if self._state.on_text is None:
-            return len(text)
-        self._go(self._state.on_text)
-        return num_blank
+        return len(text)
 
     def _take_header(self, text: str) -> int:
-        room = _MAX_HEADER - self._header_size
+        room = self._room(text)
         if len(text) <= room:
             self._header.append(text)
             self._header_size += len(text)
@@ -249,6 +242,14 @@ class Machine:
         self._emitter.remember(text[:room], is_marker=False)
         self._abandon()
         return room
+
+    def _room(self, text: str) -> int:
+        """How much of the text the header can take: it is bounded, and a name may be no header from some character on."""
+        room = _MAX_HEADER - self._header_size
+        if self._state.header is None:
+            return room
+        match = self._state.header.match("".join(self._header) + text)
+        return min(room, match.end() - self._header_size if match is not None else 0)
 
     def _take_body(self, text: str) -> int:
         body = self._body
@@ -270,6 +271,11 @@ class Machine:
     def _follow(self, rule: Rule) -> None:
         """A terminal has been read, and the state has a rule for it."""
         literal, target = rule.literal, rule.target
+        if self._state.kind == "name" and target == self._name:
+            self._header.append(literal)
+            self._header_size += len(literal)
+            self._emitter.remember(literal, is_marker=True)
+            return
         named: Named | None = None
         if self._state.kind == "name":
             header = "".join(self._header)
@@ -278,6 +284,7 @@ class Machine:
                 readable = routed is not None
                 if routed is not None:
                     target, named = routed
+                    target = self._content if target == CONTENT else target
                     if named is None:
                         self._emitter.held = None
             else:

@@ -48,12 +48,29 @@ class ComposedFormat:
         scanner = make_scanner(self._tokenizer, table.anchors, prompt_token_ids)
         new_id = self._calls.new_id if self._calls is not None else random_id
         emitter = Emitter(options, new_id, self._thoughts is None or self._thoughts.trims_end)
-        return Machine(table, REASONING if starts_in_thought else content, emitter, scanner)
+        if self._thoughts is not None:
+            emitter.content(self._thoughts.prefix)
+        return Machine(table, REASONING if starts_in_thought else self._first_state(content), content, emitter, scanner)
+
+    def _initial_states(self) -> list[str]:
+        parts = [part for part in (self._calls, self._thoughts) if part is not None]
+        return [part.initial for part in parts if part.initial != CONTENT]
+
+    def _is_content(self, name: str) -> bool:
+        parts = [part for part in (self._calls, self._thoughts) if part is not None]
+        return any(name in part.states and part.states[name].kind == "content" for part in parts)
 
     def _content_state(self, options: ParseOptions) -> str:
+        """The state in which content begins."""
         if options.tool_choice in ("required", "named"):
             return START
-        return CONTENT if self._calls is None or options.tool_choice == "none" else self._calls.initial
+        initial = next(filter(self._is_content, self._initial_states()), CONTENT)
+        unwanted = self._calls is not None and initial == self._calls.initial and options.tool_choice == "none"
+        return CONTENT if unwanted else initial
+
+    def _first_state(self, content: str) -> str:
+        """The state in which an output begins that isn't in a thought: a header, where a format has such, else the content."""
+        return next((name for name in self._initial_states() if not self._is_content(name)), content)
 
     def _table(self, options: ParseOptions, thinks: bool) -> Table:
         choice = options.tool_choice if options.tool_choice in ("required", "named") else ""
@@ -76,7 +93,7 @@ class ComposedFormat:
             states |= self._thoughts.states
             rules += self._thoughts.all_rules(content)
         for name, state in states.items():
-            if state.kind == "content" and state.on_text is not None:
+            if state.on_text is not None and states[state.on_text].kind in ("content", "reasoning"):
                 rules += _inherited(rules, name, state.on_text)
         return make_table(states, rules, self._ids(rules), {} if options.keep_special_tokens else self._hidden())
 
@@ -121,5 +138,5 @@ class ComposedFormat:
 
 
 def _inherited(rules: Sequence[Rule], name: str, parent: str) -> list[Rule]:
-    """A content that has not begun knows the markers of content."""
+    """A state that text may leave for another knows that one's markers, as far as it gives them no meaning of its own."""
     return [Rule(name, rule.literal, rule.target, rule.keeps) for rule in rules if parent in rule.sources.split()]

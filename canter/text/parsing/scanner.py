@@ -32,13 +32,25 @@ class Anchor:
     is_terminal: bool
 
 
+Item = str | tuple[Anchor, int]
+"""Plain text, or an anchor with the number of ids before it."""
+
+
 class Scanner(Protocol):
     """Cuts text at anchors. Items in the order of the text: plain text, and anchors that have been found in it."""
 
-    def feed(self, text: str, token_ids: Sequence[int]) -> list[str | Anchor]: ...
+    num_ids: int
+    """Ids so far."""
 
-    def finish(self) -> list[str | Anchor]:
+    def feed(self, text: str, token_ids: Sequence[int]) -> list[Item]: ...
+
+    def finish(self) -> list[Item]:
         """What is left, anchors whose text never came at their places."""
+        ...
+
+    @property
+    def num_settled(self) -> int:
+        """Ids before the first anchor that hasn't been found yet."""
         ...
 
 
@@ -57,13 +69,18 @@ class PositionScanner:
         tail = b"".join(map(self._bytes_of, prompt_token_ids[-_PROMPT_TAIL:]))
         self._decoder.decode(_incomplete_end(tail))
         self._skips_space = table.strip_leading_space and not prompt_token_ids
+        self.num_ids = 0
         self._num_expected = 0  # characters that the ids so far stand for
         self._num_given = 0  # characters handed on
         self._num_read = 0  # characters that have come
-        self._waiting: deque[tuple[int, Anchor]] = deque()
+        self._waiting: deque[tuple[int, Anchor, int]] = deque()
         self._held = ""
 
-    def feed(self, text: str, token_ids: Sequence[int]) -> list[str | Anchor]:
+    @property
+    def num_settled(self) -> int:
+        return self._waiting[0][2] if self._waiting else self.num_ids
+
+    def feed(self, text: str, token_ids: Sequence[int]) -> list[Item]:
         if token_ids:
             self._num_expected = max(self._num_expected, self._num_read)
             self._place(token_ids)
@@ -74,7 +91,7 @@ class PositionScanner:
         self._held += text
         return self._cut(final=False)
 
-    def finish(self) -> list[str | Anchor]:
+    def finish(self) -> list[Item]:
         items = self._cut(final=True)
         if self._held:
             items.append(self._held)
@@ -85,12 +102,14 @@ class PositionScanner:
         bytes_of, decode = self._bytes_of, self._decoder.decode
         if self._anchors.keys().isdisjoint(token_ids):
             self._num_expected += self._length(decode(b"".join(map(bytes_of, token_ids))))
+            self.num_ids += len(token_ids)
             return
         for token_id in token_ids:
             self._num_expected += self._length(decode(bytes_of(token_id)))
             anchor = self._anchors.get(token_id)
             if anchor is not None:
-                self._waiting.append((self._num_expected - len(anchor.literal), anchor))
+                self._waiting.append((self._num_expected - len(anchor.literal), anchor, self.num_ids))
+            self.num_ids += 1
 
     def _length(self, text: str) -> int:
         if self._skips_space and text:
@@ -98,11 +117,11 @@ class PositionScanner:
             return len(text) - text.startswith(" ")
         return len(text)
 
-    def _cut(self, final: bool) -> list[str | Anchor]:
-        items: list[str | Anchor] = []
+    def _cut(self, final: bool) -> list[Item]:
+        items: list[Item] = []
         at, held = 0, self._held
         while self._waiting:
-            position, anchor = self._waiting[0]
+            position, anchor, number = self._waiting[0]
             start = max(at, position - self._num_given)
             if not final and start + len(anchor.literal) > len(held):
                 # The anchor's text isn't there yet: what stands before it is.
@@ -116,7 +135,7 @@ class PositionScanner:
             found = self._find(held, anchor.literal, at, start)
             if found > at:
                 items.append(held[at:found])
-            items.append(anchor)
+            items.append((anchor, number))
             at = found + len(anchor.literal) if held.startswith(anchor.literal, found) else found
             if at != position - self._num_given + len(anchor.literal):
                 self._shift(at - (position - self._num_given + len(anchor.literal)))
@@ -138,7 +157,7 @@ class PositionScanner:
     def _shift(self, by: int) -> None:
         """The text is elsewhere than its ids say: so is all that follows."""
         self._num_expected += by
-        self._waiting = deque((position + by, anchor) for position, anchor in self._waiting)
+        self._waiting = deque((position + by, anchor, number) for position, anchor, number in self._waiting)
 
 
 def _incomplete_end(data: bytes) -> bytes:
@@ -153,20 +172,26 @@ class SearchScanner:
 
     def __init__(self, tokenizer: Tokenizer, anchors: Mapping[int, Anchor]) -> None:
         self._tokenizer, self._anchors = tokenizer, anchors
+        self.num_ids = 0
         self._run: list[int] = []  # ordinary tokens since the last anchor
-        self._waiting: deque[tuple[int, Anchor]] = deque()  # how many look-alikes come first
+        self._waiting: deque[tuple[int, Anchor, int]] = deque()  # how many look-alikes come first
         self._past: list[str] = []  # text since the last anchor that has been handed on
         self._held = ""
 
-    def feed(self, text: str, token_ids: Sequence[int]) -> list[str | Anchor]:
+    @property
+    def num_settled(self) -> int:
+        return self._waiting[0][2] if self._waiting else self.num_ids
+
+    def feed(self, text: str, token_ids: Sequence[int]) -> list[Item]:
         for token_id in token_ids:
             anchor = self._anchors.get(token_id)
             if anchor is None:
                 self._run.append(token_id)
             else:
                 spelled = self._tokenizer.decode_with_backend(self._run, False) if self._run else ""
-                self._waiting.append((spelled.count(anchor.literal), anchor))
+                self._waiting.append((spelled.count(anchor.literal), anchor, self.num_ids))
                 self._run = []
+            self.num_ids += 1
         if not self._waiting:
             if text:
                 self._past.append(text)
@@ -174,17 +199,17 @@ class SearchScanner:
         self._held += text
         return self._cut(final=False)
 
-    def finish(self) -> list[str | Anchor]:
+    def finish(self) -> list[Item]:
         items = self._cut(final=True)
         if self._held:
             items.append(self._held)
             self._held = ""
         return items
 
-    def _cut(self, final: bool) -> list[str | Anchor]:
-        items: list[str | Anchor] = []
+    def _cut(self, final: bool) -> list[Item]:
+        items: list[Item] = []
         while self._waiting:
-            num_before, anchor = self._waiting[0]
+            num_before, anchor, number = self._waiting[0]
             found = self._find(anchor.literal, num_before)
             if found < 0:
                 if not final and len(self._held) <= _PATIENCE and not self._later_found():
@@ -194,7 +219,7 @@ class SearchScanner:
                 size = len(anchor.literal)
             if found:
                 items.append(self._held[:found])
-            items.append(anchor)
+            items.append((anchor, number))
             self._held = self._held[found + size :]
             self._past = []
             self._waiting.popleft()
@@ -216,4 +241,4 @@ class SearchScanner:
 
     def _later_found(self) -> bool:
         """Whether the text has gone past an anchor that it lacks: one that comes later is there."""
-        return any(anchor.literal in self._held and anchor != self._waiting[0][1] for _, anchor in list(self._waiting)[1:])
+        return any(anchor.literal in self._held and anchor != self._waiting[0][1] for _, anchor, _ in list(self._waiting)[1:])

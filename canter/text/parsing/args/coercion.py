@@ -79,6 +79,11 @@ def property_schema(parameters: object, key: str) -> object:
     return _property(parameters, key) if isinstance(parameters, Mapping) else None
 
 
+def item_schema(schema: object) -> object:
+    """The schema of a list's items."""
+    return _keyword(schema, "items")
+
+
 def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON")
 

@@ -13,7 +13,7 @@ _BLANK = re.compile(r"\s*")
 
 
 class JsonArguments:
-    """An object, passed on as it comes. Its last bracket is kept until the call ends. What follows the object is dropped.
+    """An object, passed on as it comes. Its last bracket is kept until the call ends.
 
     A string is taken for an object that was written as JSON twice.
     """
@@ -43,8 +43,8 @@ class JsonArguments:
             else:
                 self._emitter.open_call()
         if self._json.done:
-            return len(text)
-        piece, _ = self._json.feed(text, start)
+            return _match_end(text)
+        piece, end = self._json.feed(text, start)
         if self._nested is not None:
             self._nested.append(piece)
             if self._json.done:
@@ -54,7 +54,7 @@ class JsonArguments:
             self._last = piece[-1:]
         else:
             self._emitter.arguments(piece)
-        return len(text)
+        return _match_end(text, end)
 
     def _unwrap(self) -> None:
         inner = unwrapped("".join(self._nested or ()))

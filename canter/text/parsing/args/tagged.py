@@ -6,7 +6,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from canter.text.parsing.args.coercion import coerce_text, dump, is_text, load_json, property_schema
+from canter.text.parsing.args.coercion import coerce_text, coerce_value, dump, is_text, load_json, property_schema
+
+_WRAPPERS = ("arguments", "input")
+"""Keys under which models write all arguments once more as one object."""
 
 Trim = Literal["none", "newline", "all"]
 """What of the blank around a value belongs to the format: nothing, one line break at each end, or all of it."""
@@ -28,14 +31,26 @@ class TaggedArguments:
         self._key_schema: object = None
         self._at_start = False
         self._tail = ""
+        self._wrapper: str | None = None
 
     def begin(self, key: str, trim: Trim, value_type: ValueType) -> None:
         """A value begins."""
         self.end()
         self._key_schema = property_schema(self._schema, key)
         self._trim, self._type = trim, value_type
-        self._streams = value_type == "text" or (value_type == "schema" and is_text(self._key_schema))
+        self._wrapper = key if not self._num_keys and self._may_wrap(key) else None
         self._value, self._at_start, self._tail = [], True, ""
+        if self._wrapper is not None:
+            self._streams = False
+            return
+        self._streams = value_type == "text" or (value_type == "schema" and is_text(self._key_schema))
+        self._begin_key(key)
+
+    def _may_wrap(self, key: str) -> bool:
+        properties = self._schema.get("properties")
+        return key in _WRAPPERS and isinstance(properties, Mapping) and bool(properties) and key not in properties
+
+    def _begin_key(self, key: str) -> None:
         self._write(("{" if not self._num_keys else ", ") + json.dumps(key, ensure_ascii=False) + ": " + ('"' if self._streams else ""))
         self._num_keys += 1
 
@@ -64,11 +79,24 @@ class TaggedArguments:
         """The value is complete."""
         if self._value is None:
             return
-        if self._streams:
-            self._write('"')
+        value, self._value = "".join(self._value), None
+        if self._wrapper is not None:
+            self._unwrap(self._wrapper, value)
         else:
-            self._write(self._typed("".join(self._value)))
-        self._value = None
+            self._write('"' if self._streams else self._typed(value))
+
+    def _unwrap(self, key: str, text: str) -> None:
+        """An object whose keys are all arguments of the tool stands for the arguments themselves."""
+        try:
+            value = load_json(text)
+        except ValueError:
+            value = None
+        if isinstance(value, dict) and value and value.keys() <= self._schema["properties"].keys():
+            self._num_keys = len(value)
+            self._write(dump(coerce_value(value, self._schema))[:-1])
+        else:
+            self._begin_key(key)
+            self._write(dump(text) if self._type == "text" else self._typed(text))
 
     def _typed(self, text: str) -> str:
         if self._type == "json":

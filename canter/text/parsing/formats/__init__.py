@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from canter.text.parsing.format import Calls, Detection, Family, Thoughts
-from canter.text.parsing.formats import deepseek, hermes, kimi, llama, qwen3, think
+from canter.text.parsing.formats import deepseek, dsml, gemma4, glm, harmony, hermes, kimi, llama, minimax_m2, mistral, qwen3, think
 from canter.text.tokenizer import Tokenizer
 
 FAMILIES: tuple[Family, ...] = (
@@ -15,6 +15,12 @@ FAMILIES: tuple[Family, ...] = (
     kimi.FAMILY,
     deepseek.FAMILY,
     llama.FAMILY,
+    glm.FAMILY,
+    minimax_m2.FAMILY,
+    dsml.FAMILY,
+    mistral.FAMILY,
+    harmony.FAMILY,
+    gemma4.FAMILY,
 )
 
 CALLS: dict[str, Calls | Callable[[Tokenizer], Calls]] = {
