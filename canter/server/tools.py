@@ -27,6 +27,15 @@ class ToolUse:
 NO_TOOLS = ToolUse()
 
 
+@dataclass(frozen=True, slots=True)
+class DeclaredTool:
+    """What a client calls a function that the model may know by a longer name, with its namespace in front. A custom tool takes a text."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+
 def read_functions(tools: Sequence[Mapping[str, Any]], where: str = "tools") -> tuple[Tool, ...]:
     """Tools of OpenAI's chat form, `{"type": "function", "function": {...}}`. Raises `InvalidRequestError` naming the one at fault."""
     if len(tools) > MAX_TOOLS:
