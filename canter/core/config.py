@@ -92,6 +92,18 @@ class EngineArgs:
         "than the model's own marker: it is what a thought is cut off with.",
         group="model",
     )
+    tool_call_parser: str | None = arg(
+        None,
+        "How the model writes tool calls, such as hermes, qwen3_coder, llama3_json or mistral. Default: as its chat template tells, if "
+        "reasoning_parser isn't given either.",
+        group="model",
+    )
+    reasoning_parser: str | None = arg(
+        None,
+        "How the model writes its thoughts, such as qwen3, deepseek_r1 or openai_gptoss. Default: as its chat template tells, if "
+        "tool_call_parser isn't given either.",
+        group="model",
+    )
     structured_outputs_config: dict[str, Any] = arg(
         dict,
         "JSON object: backend (auto or guidance), enable_in_reasoning (constrain thoughts, too), and, for every request, "

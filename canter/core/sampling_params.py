@@ -95,6 +95,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    stop_in_thoughts: bool = True
     truncate_prompt_tokens: int | None = None
     output_kind: OutputKind = OutputKind.CUMULATIVE
     logit_bias: dict[int, float] | None = None

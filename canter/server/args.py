@@ -47,6 +47,13 @@ class ServerArgs:
     )
     chat_template: str | None = _server_arg(None, "File with a Jinja chat template, or the template itself, instead of the model's.")
     trust_request_chat_template: bool = _server_arg(False, "Allow the chat_template field in requests.")
+    enable_auto_tool_choice: bool = _server_arg(
+        False, "Refuse to start unless it is known how the model writes tool calls. (Models whose calls can be read need no switch.)"
+    )
+    exclude_tools_when_tool_choice_none: bool = _server_arg(False, "Don't show the model the tools of a request with tool_choice none.")
+    enable_reasoning_content: bool = _server_arg(
+        False, "Give thoughts under their older name too: reasoning_content beside reasoning, for clients that read only that."
+    )
     response_role: str = _server_arg("assistant", "Role of the messages that the model writes.")
     allowed_origins: list[str] = _server_arg(list, "Origins that browsers may call from; empty turns CORS off.")
     allowed_methods: list[str] = _server_arg(lambda: ["*"], "Methods that browsers may use.")

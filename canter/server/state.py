@@ -25,7 +25,7 @@ from canter.server.metrics import Metrics
 from canter.server.model_text import ModelText
 from canter.server.request_ids import SAFE_ID, made_request_id
 from canter.server.responses_store import ResponseStore
-from canter.server.schemas.openai import PromptTokensDetails, RequestTiming, Usage
+from canter.server.schemas.openai import CompletionTokensDetails, PromptTokensDetails, RequestTiming, Usage
 from canter.server.tracing import Tracing
 from canter.server.traffic import ID_MARK, Traffic
 
@@ -113,8 +113,9 @@ class ServerState:
             return UNSET
         return make_timing(merge_metrics([m for m in metrics if m is not None]), num_sequences)
 
-    def usage(self, num_prompt_tokens: int, num_generated: int, num_cached: int) -> Usage:
-        return make_usage(num_prompt_tokens, num_generated, num_cached if self.server_args.enable_prompt_tokens_details else None)
+    def usage(self, num_prompt_tokens: int, num_generated: int, num_cached: int, num_reasoning: int | None = None) -> Usage:
+        cached = num_cached if self.server_args.enable_prompt_tokens_details else None
+        return make_usage(num_prompt_tokens, num_generated, cached, num_reasoning)
 
 
 def make_timing(metrics: RequestMetrics, num_sequences: int) -> RequestTiming:
@@ -135,9 +136,10 @@ def _milliseconds(start: float, end: float) -> float | None:
     return max(0.0, 1000 * (end - start)) if start and end else None
 
 
-def make_usage(num_prompt_tokens: int, num_generated: int, num_cached: int | None) -> Usage:
+def make_usage(num_prompt_tokens: int, num_generated: int, num_cached: int | None, num_reasoning: int | None = None) -> Usage:
     details = None if num_cached is None else PromptTokensDetails(num_cached)
-    return Usage(num_prompt_tokens, num_prompt_tokens + num_generated, num_generated, details)
+    thoughts = UNSET if num_reasoning is None else CompletionTokensDetails(num_reasoning)
+    return Usage(num_prompt_tokens, num_prompt_tokens + num_generated, num_generated, details, thoughts)
 
 
 def server_state(request: Request) -> ServerState:

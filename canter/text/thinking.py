@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from canter.core.errors import ConfigError
 from canter.core.sampling_params import MAX_MARKER_TOKENS, SamplingParams
 from canter.text.tokenizer import Tokenizer
 
+MAX_PROMPT_TOKENS = 4096
+"""Of a prompt's end, where an open thought is looked for."""
 START_KEY, END_KEY = "reasoning_start_str", "reasoning_end_str"
 KNOWN_MARKERS = (
     ("<think>", "</think>"),
@@ -29,6 +31,42 @@ class ThinkingMarkers:
 
     start: list[int]
     end: list[int]
+
+
+class ThoughtWatch:
+    """Follows an output's tokens into its thought and out of it. A thought is open at once if the prompt's end has one open; otherwise
+    the output may begin with one."""
+
+    def __init__(self, start: Sequence[int], end: Sequence[int], prompt_token_ids: Sequence[int]) -> None:
+        self._start, self._end = list(start), list(end)
+        self.is_open = _last_is_open(prompt_token_ids, self._start, self._end)
+        self._tail: list[int] = []
+        self._may_open = not self.is_open
+
+    def feed(self, token_id: int) -> bool:
+        """Take the next token; whether it belongs to a thought, its markers included."""
+        if not self.is_open and not self._may_open:
+            return False
+        self._tail.append(token_id)
+        if self.is_open:
+            self._tail = self._tail[-len(self._end) :]
+            self.is_open = self._tail != self._end
+            return True
+        self._may_open = self._tail == self._start[: len(self._tail)]
+        if self._tail == self._start:
+            self.is_open, self._may_open, self._tail = True, False, []
+        return self._may_open or self.is_open
+
+
+def _last_is_open(ids: Sequence[int], start: list[int], end: list[int]) -> bool:
+    """Whether of all markers in the last tokens of a prompt the last one opens a thought."""
+    ids = list(ids[-MAX_PROMPT_TOKENS:])
+    for at in range(len(ids), 0, -1):
+        if end and ids[max(0, at - len(end)) : at] == end:
+            return False
+        if start and ids[max(0, at - len(start)) : at] == start:
+            return True
+    return False
 
 
 def find_markers(tokenizer: Tokenizer, config: Mapping[str, Any]) -> ThinkingMarkers | None:

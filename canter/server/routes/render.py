@@ -95,7 +95,7 @@ async def render_chat(request: Request) -> Response:
     shown_id, _ = state.new_ids(request, "chatcmpl", body.request_id)
 
     async def answer() -> RenderedRequest:
-        job = await prepare_chat(generation, body, shown_id, state.server_args.trust_request_chat_template)
+        job = await prepare_chat(generation, body, shown_id, state.server_args)
         return rendered(job, body, model)[0]
 
     return json_response(answer())

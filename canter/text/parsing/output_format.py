@@ -24,7 +24,7 @@ class ComposedFormat:
 
     def __init__(self, tokenizer: Tokenizer, calls: Calls | None, thoughts: Thoughts | None, description: str) -> None:
         self._tokenizer, self._calls, self._thoughts, self._description = tokenizer, calls, thoughts, description
-        self._tables: dict[tuple[bool, bool, str], Table] = {}
+        self._tables: dict[tuple[bool, bool, str, bool], Table] = {}
 
     @property
     def description(self) -> str:
@@ -74,7 +74,7 @@ class ComposedFormat:
 
     def _table(self, options: ParseOptions, thinks: bool) -> Table:
         choice = options.tool_choice if options.tool_choice in ("required", "named") else ""
-        key = (thinks, options.tool_choice != "none", choice)
+        key = (thinks, options.tool_choice != "none", choice, options.keep_special_tokens)
         if key not in self._tables:
             self._tables[key] = self._make_table(options, thinks)
         return self._tables[key]
@@ -95,7 +95,7 @@ class ComposedFormat:
         for name, state in states.items():
             if state.on_text is not None and states[state.on_text].kind in ("content", "reasoning"):
                 rules += _inherited(rules, name, state.on_text)
-        return make_table(states, rules, self._ids(rules), self._hidden())
+        return make_table(states, rules, self._ids(rules), {} if options.keep_special_tokens else self._hidden())
 
     def _ids(self, rules: Sequence[Rule]) -> dict[str, int]:
         """The literals that are tokens of their own."""
