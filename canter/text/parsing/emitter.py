@@ -31,7 +31,10 @@ def mistral_id(name: str, number: int) -> str:
 class Emitter:
     """Collects events. `held`: what may be a call, as it was written, None when there is nothing; see `hold`."""
 
-    def __init__(self, options: ParseOptions, new_id: NewId = random_id, trims_thoughts: bool = True) -> None:
+    def __init__(
+        self, options: ParseOptions, new_id: NewId = random_id, trims_thoughts: bool = True, thoughts_answer: bool = False
+    ) -> None:
+        """`thoughts_answer`: the content of an output that has neither content nor calls is its thought."""
         self.options = options
         self._new_id, self._trims_thoughts = new_id, trims_thoughts
         self._schemas = {tool.name: tool.parameters for tool in options.tools}
@@ -40,6 +43,7 @@ class Emitter:
         self._pieces: list[str] = []
         self._blank: list[str] = []  # blank end of the content or thought, until it is known what follows
         self._blank_kind: type[ReasoningText] | type[ContentText] = ContentText
+        self._thought: list[str] | None = [] if thoughts_answer else None
         self._index = -1
         self._muted = False
         self._pending: tuple[str, str | None] | None = None
@@ -62,12 +66,14 @@ class Emitter:
     def content(self, text: str) -> None:
         self._text(ContentText, text)
 
-    def end_output(self) -> None:
+    def end_output(self, truncated: bool) -> None:
         """Nothing follows. Blank text after calls says nothing."""
         if self._blank and self._blank_kind is ContentText and not self.has_calls:
             self._put(ContentText, "".join(self._blank))
             self._blank = []
         self._end_blank()
+        if self._thought and not truncated:
+            self._put(ContentText, "".join(self._thought))
 
     def _end_blank(self) -> None:
         """Something else follows: the blank end of a content is dropped, that of a thought as the format says."""
@@ -93,6 +99,11 @@ class Emitter:
             self._join()
             self._kind = kind
         self._pieces.append(text)
+        if self._thought is not None:
+            if kind is ReasoningText:
+                self._thought.append(text)
+            else:
+                self._thought = None
 
     def _join(self) -> None:
         if self._pieces:
@@ -162,6 +173,7 @@ class Emitter:
         self.held = None
         self._end_blank()
         self.call_is_open = self.has_calls = True
+        self._thought = None
         self._muted = self.options.tool_choice == "none" or (self._index >= 0 and not self.options.parallel_tool_calls)
         if self._muted:
             return

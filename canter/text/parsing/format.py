@@ -159,7 +159,8 @@ class Thoughts:
     were no markers; a prompt that opens a thought says more than this. `opens(options)`: whether an output whose prompt says
     nothing begins in a thought. `needs_opening`: a prompt that is known and doesn't open the thought leaves it closed.
     `initial`: the state in which content begins, for thoughts that begin without their marker. `prefix`: text that the content begins
-    with, though the model didn't write it. `states` and `rules` are for formats where more than two markers belong to thoughts.
+    with, though the model didn't write it. `answers`: whether a thought that nothing followed is given as content once more.
+    `states` and `rules` are for formats where more than two markers belong to thoughts.
     """
 
     starts: tuple[str, ...] = ("<think>",)
@@ -170,6 +171,7 @@ class Thoughts:
     trims_end: bool = True
     initial: str = CONTENT
     prefix: str = ""
+    answers: Callable[[ParseOptions], bool] | None = None
     states: Mapping[str, State] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
 

@@ -107,7 +107,7 @@ class Machine:
         else:
             self._end_tagged()
             self._to_origin(self._emitter.release())
-        self._emitter.end_output()
+        self._emitter.end_output(truncated)
         return self._emitter.take()
 
     def _count(self, number: int) -> None:

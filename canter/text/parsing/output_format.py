@@ -47,8 +47,10 @@ class ComposedFormat:
         table = self._table(options, thinks)
         scanner = make_scanner(self._tokenizer, table.anchors, prompt_token_ids)
         new_id = self._calls.new_id if self._calls is not None else random_id
-        emitter = Emitter(options, new_id, self._thoughts is None or self._thoughts.trims_end)
+        emitter = Emitter(options, new_id)
         if self._thoughts is not None:
+            answers = self._thoughts.answers is not None and self._thoughts.answers(options)
+            emitter = Emitter(options, new_id, self._thoughts.trims_end, answers)
             emitter.content(self._thoughts.prefix)
         return Machine(table, REASONING if starts_in_thought else self._first_state(content), content, emitter, scanner)
 

@@ -36,6 +36,10 @@ SEED_OSS = xml_calls("<seed:tool_call>", "</seed:tool_call>")
 QWEN3_THOUGHTS = Thoughts(enabled=on_unless_off("enable_thinking"), needs_opening=True, trims_end=False)
 
 
+def _needs_content(options: ParseOptions) -> bool:
+    return options.template_kwargs.get("enable_thinking") is False or bool(options.template_kwargs.get("force_nonempty_content"))
+
+
 def _seed_thinks(options: ParseOptions) -> bool:
     return options.template_kwargs.get("thinking_budget") != 0
 
@@ -45,7 +49,7 @@ FAMILY = Family(
     thoughts={
         "qwen3": QWEN3_THOUGHTS,
         "mimo": QWEN3_THOUGHTS,
-        "nemotron_v3": Thoughts(enabled=on_unless_off("enable_thinking")),
+        "nemotron_v3": Thoughts(enabled=on_unless_off("enable_thinking"), answers=_needs_content),
         "seed_oss": Thoughts(("<seed:think>",), ("</seed:think>",), enabled=_seed_thinks),
     },
     detect=(
