@@ -61,7 +61,8 @@ class _Plan:
         self._requests = recorder.slot(NUM_REQUESTS).index
 
     def native(self, at: Any) -> Any:
-        return _native.PlanOperands(*(at(x) for x in self.symbols), self._requests)
+        starts, ends, reads, writes = self.symbols
+        return _native.PlanOperands(at(starts), at(ends), at(reads), at(writes), self._requests)
 
 
 def causal_conv(

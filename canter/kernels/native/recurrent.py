@@ -79,8 +79,9 @@ def causal_conv(
     out = torch.empty((rows, channels), dtype=x.dtype)
     inputs = placed(x), placed(gate_in), placed(gate_out)
     factors = floats(weight), floats(bias)
-    addresses, strides = [p.address for p in inputs], [p.stride for p in inputs]
-    parameters = [p.address for p in factors]
+    addresses = inputs[0].address, inputs[1].address, inputs[2].address
+    strides = inputs[0].stride, inputs[1].stride, inputs[2].stride
+    parameters = factors[0].address, factors[1].address
     sizes = rows, state.shape[0], channels, taps
     code = type_code("causal_conv", x)
     _native.causal_conv(native_plan(plan), *addresses, code, *strides, *parameters, state.data_ptr(), out.data_ptr(), *sizes, silu)
@@ -110,10 +111,11 @@ def ssd_scan(
     out = torch.empty((rows, heads, width), dtype=x.dtype)
     inputs = placed(x), placed(b), placed(c)
     widths, factors = placed(dt), (floats(dt_bias), floats(a), floats(d))
-    addresses, strides = [p.address for p in inputs], [p.stride for p in inputs]
+    addresses = inputs[0].address, inputs[1].address, inputs[2].address
+    strides = inputs[0].stride, inputs[1].stride, inputs[2].stride
     steps = widths.address, type_code("ssd_scan", x if dt is None else dt), widths.stride
     sizes = rows, state.shape[0], heads, groups, depth, width
-    parameters = [p.address for p in factors]
+    parameters = factors[0].address, factors[1].address, factors[2].address
     code = type_code("ssd_scan", x)
     places = state.data_ptr(), out.data_ptr()
     _native.ssd_scan(native_plan(plan), *addresses, code, *strides, *steps, *parameters, *places, *sizes, dt_min, dt_max)
@@ -144,8 +146,9 @@ def selective_scan(
     out = torch.empty((rows, width), dtype=x.dtype)
     inputs = placed(x), placed(dt), placed(b), placed(c), placed(gate)
     factors = floats(dt_bias), floats(a), floats(d)
-    addresses, strides = [p.address for p in inputs], [p.stride for p in inputs]
-    parameters = [p.address for p in factors]
+    addresses = inputs[0].address, inputs[1].address, inputs[2].address, inputs[3].address, inputs[4].address
+    strides = inputs[0].stride, inputs[1].stride, inputs[2].stride, inputs[3].stride, inputs[4].stride
+    parameters = factors[0].address, factors[1].address, factors[2].address
     code = type_code("selective_scan", x)
     places = state.data_ptr(), out.data_ptr()
     _native.selective_scan(native_plan(plan), *addresses, code, *strides, *parameters, *places, rows, state.shape[0], depth, width)
@@ -167,7 +170,8 @@ def gated_delta(
     out = torch.empty((rows, heads, width), dtype=v.dtype)
     inputs = placed(q), placed(k), placed(v), placed(beta)
     stays = decay.contiguous()
-    addresses, strides = [p.address for p in inputs], [p.stride for p in inputs]
+    addresses = inputs[0].address, inputs[1].address, inputs[2].address, inputs[3].address
+    strides = inputs[0].stride, inputs[1].stride, inputs[2].stride, inputs[3].stride
     codes = type_code("gated_delta", v), type_code("gated_delta", beta)
     sizes = rows, state.shape[0], heads, groups, depth, width
     each, places = decay.shape[2] == depth and depth > 1, (state.data_ptr(), out.data_ptr())

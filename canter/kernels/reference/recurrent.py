@@ -161,7 +161,8 @@ def gated_delta(
 def l2_norm(x: Tensor, eps: float, scale: float = 1.0) -> Tensor:
     """`x[T, H, D] / sqrt(sum(x^2) + eps) * scale`, head by head, in float32."""
     wide = x.float()
-    return wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps) * scale
+    normed: Tensor = wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps) * scale
+    return normed
 
 
 def decay_gate(x: Tensor, a: Tensor, bias: Tensor, lower_bound: float = 0.0) -> Tensor:
@@ -186,5 +187,5 @@ def gated_rms_norm(
     factor = torch.sigmoid(gate.float()) if sigmoid else functional.silu(gate.float())
     wide = x.float() * factor if gate_first else x.float()
     runs = wide.unflatten(-1, (-1, group))
-    normed = (runs * torch.rsqrt(runs.square().mean(-1, keepdim=True) + eps) * weight.float().view(-1, group)).flatten(-2)
+    normed: Tensor = (runs * torch.rsqrt(runs.square().mean(-1, keepdim=True) + eps) * weight.float().view(-1, group)).flatten(-2)
     return (normed if gate_first else normed * factor).to(x.dtype)
