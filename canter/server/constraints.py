@@ -39,6 +39,15 @@ def constraint_of(body: Any) -> StructuredOutputsParams | None:
     return renamed(body.structured_outputs, {})
 
 
+def constraint_names(body: Any) -> dict[str, str]:
+    """What the fields of `constraint_of`'s result are called in this body: for errors that are found when it is compiled."""
+    names = {f"{PARAM}.{ours}": theirs for theirs, ours in LEGACY.items() if getattr(body, theirs) is not None}
+    if body.response_format is not None:
+        names[f"{PARAM}.json"] = "response_format.json_schema.schema"
+        names[f"{PARAM}.structural_tag"] = "response_format"
+    return names
+
+
 def response_constraint(shape: Mapping[str, Any] | None, where: str = "response_format") -> StructuredOutputsParams | None:
     """The constraint of OpenAI's `response_format`; None for plain text."""
     if shape is None:

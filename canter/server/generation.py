@@ -137,10 +137,12 @@ class Generation:
         known = self.text.output_format
         if use.choice == "auto" and (known is None or not known.reads_tools):
             raise InvalidRequestError(
-                "It isn't known how this model writes tool calls. Start the server with --tool-call-parser, or ask for a call with "
+                "tools can't be served as they are: it isn't known how this model writes tool calls. Start the server with --tool-call-parser, or ask for a call with "
                 "tool_choice required or a named function, which makes the model write JSON.",
                 "tools",
             )
+        if known is not None and not use.tools:
+            known = known.without_calls() if known.reads_thoughts else None
         if known is None and use.choice not in ("required", "named"):
             return None
         options = ParseOptions(
@@ -224,12 +226,11 @@ class Generation:
         params = [base if limit == base.max_tokens else base.clone(max_tokens=limit) for limit in limits]
         return Job(request_id, prompts, params, wishes.priority, wishes.cache_salt, beams, wishes.reading)
 
-    async def admit(self, job: Job) -> Job:
-        """The job itself, once its grammar is known to compile. Raises `InvalidRequestError` for one that doesn't."""
+    async def admit(self, job: Job) -> None:
+        """Return once the job's grammar is known to compile. Raises `InvalidRequestError` for one that doesn't."""
         constraint = job.params[0].structured_outputs
         if constraint is not None:
             await self._compiler.check(constraint)
-        return job
 
     def stream(self, job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Run a job: (number of the prompt, output) as they come. Closing it aborts what still runs."""

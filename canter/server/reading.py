@@ -26,6 +26,11 @@ class Reading:
     options: ParseOptions
     show_reasoning: bool = True
 
+    @property
+    def is_forced(self) -> bool:
+        """Whether a grammar makes the output a call."""
+        return self.options.tool_choice in ("required", "named")
+
 
 @dataclass(eq=False)
 class _Reader:

@@ -108,25 +108,33 @@ def check_named(name: str, names: Sequence[str]) -> None:
 
 def forced_output(use: ToolUse) -> StructuredOutputsParams | None:
     """The grammar of an output that must be a call: a list of calls, or the arguments of the named function. None where it need not."""
-    if use.choice == "named":
-        (tool,) = [tool for tool in use.tools if tool.name == use.named]
-        return StructuredOutputsParams(json=_object_schema(tool.parameters))
-    if use.choice != "required":
+    if use.choice not in ("named", "required"):
         return None
-    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": []}, "$defs": {}}
+    schemas = [_checked_schema(tool, i) for i, tool in enumerate(use.tools)]
+    if use.choice == "named":
+        (schema,) = [schema for tool, schema in zip(use.tools, schemas, strict=True) if tool.name == use.named]
+        return StructuredOutputsParams(json=schema)
+    calls: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": []}, "$defs": {}}
     if not use.parallel:
-        schema["maxItems"] = 1
-    for i, tool in enumerate(use.tools):
+        calls["maxItems"] = 1
+    for i, (tool, schema) in enumerate(zip(use.tools, schemas, strict=True)):
         # References of a function's schema begin at its own root, which now lies below another.
-        schema["$defs"][f"function{i}"] = _moved(_object_schema(tool.parameters), f"#/$defs/function{i}")
+        calls["$defs"][f"function{i}"] = _moved(schema, f"#/$defs/function{i}")
         properties = {"name": {"const": tool.name}, "parameters": {"$ref": f"#/$defs/function{i}"}}
         entry = {"type": "object", "properties": properties, "required": ["name", "parameters"], "additionalProperties": False}
-        schema["items"]["anyOf"].append(entry)
-    return StructuredOutputsParams(json=schema)
+        calls["items"]["anyOf"].append(entry)
+    return StructuredOutputsParams(json=calls)
 
 
-def _object_schema(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "object", **parameters}
+def _checked_schema(tool: Tool, index: int) -> dict[str, Any]:
+    """The schema of a function's arguments. Raises `InvalidRequestError` for one that is too large or nested too deeply."""
+    schema = {"type": "object", **tool.parameters}
+    try:
+        StructuredOutputsParams(json=schema)
+    except InvalidRequestError as error:
+        name = f"tools[{index}].function.parameters"
+        raise InvalidRequestError(str(error).replace(error.param or "", name, 1), name) from None
+    return schema
 
 
 def _moved(schema: Any, root: str) -> Any:

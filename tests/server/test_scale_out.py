@@ -248,7 +248,7 @@ WRONG += [
         "n": [0, 129, "x"],
         "seed": [2**63],
         "logprobs": ["x"],
-        "structured_outputs": [{"regex": "a"}],
+        "structured_outputs": [{}, "x"],
         "detokenize": ["x"],
         "cache_salt": ["x"],
     }.items()
@@ -258,6 +258,8 @@ WRONG += [
 WRONG += [
     ("/inference/v1/generate", {"token_ids": [97], "sampling_params": {"temperature": 3}}, "temperature"),
     ("/inference/v1/generate", {"token_ids": [97], "sampling_params": {"seed": 2**63}}, "seed"),
+    ("/inference/v1/generate", {"token_ids": [97], "sampling_params": {"structured_outputs": {"regex": "["}}},
+     "sampling_params.structured_outputs.regex"),
     ("/inference/v1/generate", {"token_ids": [97], "sampling_params": {"prompt_logprobs": 1}, "stream": True},
      "sampling_params.prompt_logprobs"),
     ("/inference/v1/generate", {"token_ids": [97], "sampling_params": {"detokenize": False}, "output_mode": "text"}, "output_mode"),
@@ -280,7 +282,7 @@ WRONG += [
     ("/v1/chat/completions/derender", {"generate_response": given(), "prompt_tokens": HUGE}, "prompt_tokens"),
     ("/v1/chat/completions/derender", {"generate_response": given(), "prompt_token_ids": [260]}, "prompt_token_ids"),
     ("/v1/chat/completions/derender", {"generate_response": given(), "chat_request": {}}, "chat_request.messages"),
-    ("/v1/chat/completions/derender", {"generate_response": given(), "chat_request": {"messages": MESSAGES, "guided_json": {}}},
+    ("/v1/chat/completions/derender", {"generate_response": given(), "chat_request": {"messages": MESSAGES, "guided_json": 5}},
      "chat_request.guided_json"),
     ("/v1/chat/completions/derender", {"stream": True, "generate_chunk": given(), "stream_state": {"output_token_ids": [97] * CONTEXT}},
      "stream_state.output_token_ids"),

@@ -14,7 +14,7 @@ from starlette.types import Scope
 
 from canter.client.outputs import CompletionOutput, RequestOutput
 from canter.core.errors import InvalidRequestError
-from canter.core.structured_outputs import StructuredOutputsParams
+from canter.core.structured_outputs import PARAM, StructuredOutputsParams
 from canter.server.anthropic_messages import continues, template_messages, template_tools
 from canter.server.body import read_json
 from canter.server.constraints import schema_constraint
@@ -107,10 +107,13 @@ async def _prepare(generation: Generation, body: MessagesRequest, engine_id: str
         "thinking_token_budget": body.thinking.budget_tokens if _thinks(body) and body.thinking else None,
     }
     sampling = {name: value for name, value in given.items() if value is not None}
-    with field_names(_FIELDS):
+    names = _FIELDS | {f"{PARAM}.json": "tools" if use.choice in ("required", "named") else "output_config.format.schema"}
+    with field_names(names):
         prompt = await _prompt(generation, body, must_fit=True)
         wishes = Wishes(sampling=sampling, stream=body.stream, cache_salt=body.cache_salt, constraint=constraint, reading=reading)
-        return await generation.admit(generation.prepare(engine_id, [prompt], wishes))
+        job = generation.prepare(engine_id, [prompt], wishes)
+        await generation.admit(job)
+    return job
 
 
 async def _prompt(generation: Generation, body: Conversation, must_fit: bool) -> Prompt:

@@ -16,10 +16,10 @@ from starlette.responses import Response
 from canter.client.outputs import CompletionOutput, RequestOutput
 from canter.core.errors import InvalidRequestError
 from canter.core.messages import FINISH_STOP
-from canter.core.structured_outputs import StructuredOutputsParams
+from canter.core.structured_outputs import PARAM, StructuredOutputsParams
 from canter.server.args import ServerArgs
 from canter.server.body import read_json
-from canter.server.constraints import constraint_of
+from canter.server.constraints import constraint_names, constraint_of
 from canter.server.generation import Generation, Job, Prompt, Wishes, fold
 from canter.server.logprobs import ChatLogprobsFormat, finite_prompt_logprobs
 from canter.server.messages import plain_text, template_messages
@@ -59,7 +59,9 @@ async def chat_completions(request: Request) -> Response:
     model = state.model_name(body.model)
     shown_id, engine_id = state.new_ids(request, "chatcmpl", body.request_id)
     body.priority = priority_of(request, body.priority)
-    job = await generation.admit(await prepare_chat(generation, body, engine_id, state.server_args))
+    job = await prepare_chat(generation, body, engine_id, state.server_args)
+    with field_names(constraint_names(body) if job.reading is None or not job.reading.is_forced else {f"{PARAM}.json": "tools"}):
+        await generation.admit(job)
     encoder = ChatEncoder(state, generation, body, job, shown_id, model)
     outputs = generation.stream(job)
     if body.stream:

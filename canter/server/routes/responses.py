@@ -16,9 +16,9 @@ from starlette.types import Scope
 
 from canter.client.outputs import RequestOutput
 from canter.core.errors import InvalidRequestError, NotFoundError, QueueFullError
-from canter.core.structured_outputs import StructuredOutputsParams
+from canter.core.structured_outputs import PARAM, StructuredOutputsParams
 from canter.server.body import read_json
-from canter.server.constraints import constraint_of, schema_constraint
+from canter.server.constraints import constraint_names, constraint_of, schema_constraint
 from canter.server.errors import describe, log_error
 from canter.server.generation import Generation, Job, Prompt, Wishes
 from canter.server.logprobs import ChatLogprobsFormat
@@ -151,8 +151,15 @@ async def prepare_response(generation: Generation, body: ResponsesRequest, turn:
 
     limit = generation.info.max_model_len - (body.max_output_tokens or 1)
     prompt = await fit(messages, limit, encode) if may_cut else await encode(messages)
-    with field_names(LOGPROBS_NAMES):
-        return await generation.admit(generation.prepare(engine_id, [prompt], wishes))
+    names = LOGPROBS_NAMES | constraint_names(body)
+    if use.choice in ("required", "named"):
+        names[f"{PARAM}.json"] = "tools"
+    elif body.text is not None and body.text.format is not None:
+        names[f"{PARAM}.json"] = "text.format.schema"
+    with field_names(names):
+        job = generation.prepare(engine_id, [prompt], wishes)
+        await generation.admit(job)
+    return job
 
 
 def _chat_choice(body: ResponsesRequest) -> object:

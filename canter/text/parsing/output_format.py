@@ -24,6 +24,7 @@ class ComposedFormat:
 
     def __init__(self, tokenizer: Tokenizer, calls: Calls | None, thoughts: Thoughts | None, description: str) -> None:
         self._tokenizer, self._calls, self._thoughts, self._description = tokenizer, calls, thoughts, description
+        self._only_thoughts: ComposedFormat | None = None
         self._tables: dict[tuple[bool, bool, str, bool], Table] = {}
 
     @property
@@ -37,6 +38,14 @@ class ComposedFormat:
     @property
     def reads_thoughts(self) -> bool:
         return self._thoughts is not None
+
+    def without_calls(self) -> ComposedFormat:
+        """See `canter.text.parsing.parser.OutputFormat`."""
+        if self._calls is None:
+            return self
+        if self._only_thoughts is None:
+            self._only_thoughts = ComposedFormat(self._tokenizer, None, self._thoughts, self._description)
+        return self._only_thoughts
 
     def parser(self, options: ParseOptions, prompt_token_ids: Sequence[int] = (), prompt_tail: str = "") -> Machine:
         """A parser of one output. See `canter.text.parsing.parser.OutputFormat`."""
