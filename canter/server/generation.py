@@ -137,8 +137,8 @@ class Generation:
         known = self.text.output_format
         if use.choice == "auto" and (known is None or not known.reads_tools):
             raise InvalidRequestError(
-                "tools can't be served as they are: it isn't known how this model writes tool calls. Start the server with --tool-call-parser, or ask for a call with "
-                "tool_choice required or a named function, which makes the model write JSON.",
+                "tools can't be served as they are: it isn't known how this model writes calls. Start the server with --tool-call-parser, "
+                "or set tool_choice to required or a function, which makes the model write JSON.",
                 "tools",
             )
         if known is not None and not use.tools:

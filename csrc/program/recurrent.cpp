@@ -102,8 +102,8 @@ void add_gated_delta(Program& program, const PlanOperands& plan, Operand q, Oper
     });
 }
 
-void add_l2_norm(Program& program, Operand x, Operand out, int type, std::int64_t heads, std::int64_t width, std::int64_t x_stride, float eps,
-                 float scale) {
+void add_l2_norm(Program& program, Operand x, Operand out, int type, std::int64_t heads, std::int64_t width, std::int64_t x_stride,
+                 float eps, float scale) {
     program.add("l2_norm", [=](const Frame& frame) {
         l2_norm({x.at(frame), out.at<float>(frame), dtype_of(type), frame.rows, heads, width, x_stride, eps, scale});
     });

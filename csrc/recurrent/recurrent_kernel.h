@@ -365,7 +365,8 @@ inline void decay_rows(const DecayArgs& a, std::int64_t begin, std::int64_t end)
             const std::int64_t rest = a.width - i;
             const Reg wide = Vec::add(load_some(x + i, rest), load_some(bias + i, rest));
             // sigmoid(-y) is 1 / (1 + e^y): the gate of 1 by -y.
-            const Reg log = a.lower_bound != 0 ? gate(bound, Vec::sub(Vec::zero(), Vec::mul(factor, wide))) : Vec::mul(factor, softplus(wide));
+            const Reg slope = Vec::sub(Vec::zero(), Vec::mul(factor, wide));
+            const Reg log = a.lower_bound != 0 ? gate(bound, slope) : Vec::mul(factor, softplus(wide));
             store_some(a.out + run * a.width + i, exp(log), rest);
         }
     }

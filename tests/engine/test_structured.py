@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import canter.engine.build
+from canter.core.errors import InvalidRequestError
 from canter.core.messages import AddRequest
 from canter.core.sampling_params import SamplingParams
 from canter.core.structured_outputs import StructuredOutputsParams
@@ -195,8 +196,16 @@ def test_other_constraints_hold_beside_it(model: Path) -> None:
 
 def test_what_cannot_be_compiled_ends_its_own_request(model: Path) -> None:
     core = engine(model)
-    found = results(core, [request("bad", "a(b"), request("good", "ab"), *mixed_requests(3)])
-    assert found["bad"].finish_reason == "error" and "unclosed group" in (found["bad"].error or "")
+    try:
+        core.add_request(request("bad", "a(b"))
+    except InvalidRequestError as error:  # found out at once
+        assert "unclosed group" in str(error)
+        found = results(core, [request("good", "ab"), *mixed_requests(3)])
+    else:
+        while core.has_unfinished() and (ended := [delta for delta in core.step() if delta.finish_reason]) == []:
+            continue
+        assert [delta.finish_reason for delta in ended] == ["error"] and "unclosed group" in (ended[0].error or "")
+        found = results(core, [request("good", "ab"), *mixed_requests(3)])
     assert text(found["good"].token_ids) == "ab"
     assert VOCAB_SIZE == 131 and not core.has_unfinished()
     core.shutdown()
