@@ -147,6 +147,7 @@ class LLM:
 
     def __init__(self, model: str = DEFAULT_MODEL, *, chat_template: str | None = None, **engine_args: Any) -> None:
         engine_args.setdefault("disable_log_stats", True)
+        engine_args.setdefault("max_prefill_slowdown", 0.0)
         self.args = EngineArgs.parse(model=model, **engine_args)
         self._text = load_model_text(self.args, chat_template)
         self._tokenizer = self._text.tokenizer

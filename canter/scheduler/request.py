@@ -127,6 +127,11 @@ class Request:
         return (known if known < last else last) - self.num_computed_tokens
 
     @property
+    def num_uncached_tokens(self) -> int:
+        """Tokens known, less those that came from the prefix cache when it was first admitted."""
+        return self.num_tokens - self.num_cached_tokens
+
+    @property
     def is_prefilling(self) -> bool:
         """Whether more tokens remain to be scheduled than the one that a decoding request always has."""
         return self.num_computed_tokens < len(self.token_ids) + self.num_output_placeholders - 1

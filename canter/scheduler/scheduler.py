@@ -55,13 +55,14 @@ class _Grant:
 class _Flight:
     """A planned step whose output is awaited. `rows[i]`: request, first position, placeholders that the row added.
 
-    `num_prompt_tokens`: tokens of rows that had more to compute than one that generates.
+    `num_prompt_tokens`: tokens of rows that had more to compute than one that generates; `num_long_tokens` are of long prompts.
     """
 
     step_id: int
     rows: list[tuple[Request, int, int]]
     planned_at: float = 0.0
     num_prompt_tokens: int = 0
+    num_long_tokens: int = 0
     num_generating: int = 0
 
 
@@ -105,7 +106,7 @@ class Scheduler:
         self._max_row_tokens = max_num_batched_tokens
         if enable_chunked_prefill and long_prefill_token_threshold > 0:
             self._max_row_tokens = min(max_num_batched_tokens, long_prefill_token_threshold)
-        self._pace = PrefillPace(max_prefill_slowdown) if enable_chunked_prefill and max_prefill_slowdown else None
+        self._pace = PrefillPace(max_prefill_slowdown if enable_chunked_prefill else 0.0, max_num_batched_tokens)
         self._last_update = 0.0
         self._device_drafts = (DRAFT_ON_DEVICE,) * num_draft_tokens
         self.cache = CacheCoordinator(layout, num_blocks, CacheLimits(max_model_len, max_num_batched_tokens, num_draft_tokens))
@@ -121,7 +122,6 @@ class Scheduler:
         self._finished_ids: list[str] = []
         self._next_step_id = 0
         self._num_arrivals = 0
-        self._prompt_budget = 0
         self._refused: tuple[Request, int] | None = None
         self._counters = EngineStats(num_blocks=self.cache.num_usable_blocks())
 
@@ -219,9 +219,10 @@ class Scheduler:
         if not plan.rows:
             return []
         flight = self._take_flight(plan, output)
-        if self._pace is not None and flight.num_generating:
+        if flight.num_generating:
             # A step begins when the one before has ended, or when it is planned.
-            self._pace.note(flight.num_prompt_tokens, max(0.0, now - max(self._last_update, flight.planned_at)))
+            seconds = max(0.0, now - max(self._last_update, flight.planned_at))
+            self._pace.note(flight.num_prompt_tokens, flight.num_long_tokens, seconds)
         self._last_update = now
         deltas = self._end_with_errors(output.errors)
         any_ended = False
@@ -388,7 +389,7 @@ class Scheduler:
     def _grant_running(self, plan: SchedulePlan) -> tuple[list[_Grant], int, bool]:
         """Share out the budget among running requests, in order. Returns grants, budget left, and whether memory sufficed."""
         budget = self.max_num_batched_tokens
-        self._prompt_budget = self._prompt_tokens_allowed()
+        self._pace.begin(any(not request.is_prefilling for request in self._running))
         grants: list[_Grant] = []
         has_memory = True
         i = 0
@@ -398,7 +399,7 @@ class Scheduler:
             num_tokens = min(request.num_wanted_tokens, budget, self._max_row_tokens)
             is_prefilling = request.is_prefilling
             if is_prefilling:
-                num_tokens = min(num_tokens, self._prompt_budget)
+                num_tokens = min(num_tokens, self._pace.share(request.num_uncached_tokens))
             if num_tokens <= 0:
                 continue
             new_block_ids: tuple[list[int], ...] | None = ()
@@ -413,14 +414,9 @@ class Scheduler:
             if new_block_ids is not None:
                 grants.append(_Grant(request, num_tokens, new_block_ids))
                 budget -= num_tokens
-                self._prompt_budget -= num_tokens if is_prefilling else 0
+                if is_prefilling:
+                    self._pace.take(request.num_uncached_tokens, num_tokens)
         return grants, budget, has_memory
-
-    def _prompt_tokens_allowed(self) -> int:
-        """Prompt tokens of the step being planned: all that fit, or what those who generate can bear."""
-        if self._pace is None or all(request.is_prefilling for request in self._running):
-            return self.max_num_batched_tokens
-        return self._pace.limit
 
     def _grow(self, request: Request, num_tokens: int) -> tuple[list[int], ...] | None:
         """Slots for the first `num_tokens` tokens, or None. Windows move by what drafts in flight can't take back."""
@@ -467,23 +463,23 @@ class Scheduler:
     def _admit_waiting(self, plan: SchedulePlan, flight: _Flight, budget: int, now: float) -> int:
         """Admit in strict order while budget, rows and memory last; returns the budget left."""
         reserved: list[int] | None = None
-        while budget > 0 and self._prompt_budget > 0 and len(self._running) < self.max_num_seqs:
+        while budget > 0 and len(self._running) < self.max_num_seqs:
             request = self._waiting.peek()
             # A preempted request whose tokens are in flight would sample the same positions twice.
             if request is None or request.num_output_placeholders or self._still_refused(request):
                 break
             if reserved is None:
                 reserved = self._reserved_blocks()
-            num_tokens = self._admit(request, min(budget, self._prompt_budget), reserved)
+            num_tokens = self._admit(request, budget, reserved)
             if num_tokens is None:
                 break
             self._waiting.pop()
+            self._pace.take(request.num_uncached_tokens, num_tokens)
             self._start(plan, flight, request, num_tokens, now)
             if request.is_prefilling:
                 outstanding = self.cache.num_outstanding(request.cache, request.num_tokens)
                 reserved = [kept + want for kept, want in zip(reserved, outstanding, strict=True)]
             budget -= num_tokens
-            self._prompt_budget -= num_tokens
         return budget
 
     def _still_refused(self, request: Request) -> bool:
@@ -511,7 +507,7 @@ class Scheduler:
         num_tokens = request.num_tokens - num_cached
         if not self.enable_chunked_prefill and num_tokens > budget:
             return None
-        num_tokens = min(num_tokens, budget, self._max_row_tokens)
+        num_tokens = min(num_tokens, budget, self._max_row_tokens, self._pace.first_share(num_tokens))
         if not self.cache.admit(request.cache, hit, num_cached + num_tokens, request.num_tokens, reserved):
             self._refused = (request, self.cache.num_free_blocks())
             return None
@@ -554,6 +550,7 @@ class Scheduler:
         end = start + num_tokens
         if request.is_prefilling:
             flight.num_prompt_tokens += num_tokens
+            flight.num_long_tokens += num_tokens if self._pace.is_long(request.num_uncached_tokens) else 0
         else:
             flight.num_generating += 1
         # A row samples once it reaches the last token there is; tokens beyond are drafts.
