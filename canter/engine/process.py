@@ -139,6 +139,7 @@ def main() -> int:
     try:
         return _load_and_serve(socket, start["args"], start["black_box"], import_seconds)
     finally:
+        gc.unfreeze()  # the interpreter's end clears away what is in cycles, and finds nothing frozen
         socket.close(linger=2000)
         context.term()
 
