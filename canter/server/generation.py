@@ -40,6 +40,8 @@ INLINE_CHARS = 4096
 """Shorter texts are tokenised on the event loop: handing them to a thread would take longer."""
 MAX_TOKEN_CHARS = 256
 """No token of a byte-level vocabulary stands for so much text: what is longer than a context of such tokens can't fit."""
+MAX_TEXT_CHARS = 2**23
+"""Most text that is tokenised for one request, whatever the model: the library hands over so many ids at once while others wait."""
 MAX_CACHE_SALT_CHARS = 128
 MAX_PRIORITY = 2**31
 TEMPLATE_RESERVED = RESERVED_VARIABLES | {"self"}
@@ -167,6 +169,10 @@ class Generation:
         tokenizer = self.text.tokenizer
         if sum(map(len, texts)) <= INLINE_CHARS:
             return [Prompt(text, tokenizer.encode(text, add_special_tokens)) for text in texts]
+        if (total := sum(map(len, texts))) > MAX_TEXT_CHARS:
+            raise InvalidRequestError(
+                f"The prompt has {total} characters; this server tokenises at most {MAX_TEXT_CHARS} at once.", "prompt"
+            )
         limit, longest = self.info.max_model_len * MAX_TOKEN_CHARS, max(map(len, texts))
         if must_fit and longest > limit and tokenizer.token_bytes is not None:
             raise InvalidRequestError(
@@ -177,6 +183,15 @@ class Generation:
         # As a batch, also of one: the library keeps the interpreter to itself while it encodes a single text.
         encoded = await asyncio.to_thread(tokenizer.encode_batch, texts, add_special_tokens)
         return [Prompt(text, token_ids) for text, token_ids in zip(texts, encoded, strict=True)]
+
+    async def decode(self, token_ids: list[int]) -> str:
+        """The text of token ids, special tokens included; of many in a thread, so that other requests go on."""
+        return await _off_loop(len(token_ids), lambda: self.text.tokenizer.decode(token_ids, skip_special_tokens=False))
+
+    async def token_strings(self, token_ids: list[int]) -> list[str]:
+        """Each token as the vocabulary spells it; of many in a thread."""
+        id_to_token = self.text.tokenizer.id_to_token
+        return await _off_loop(len(token_ids), lambda: [id_to_token(token_id) or "" for token_id in token_ids])
 
     def check_length(self, length: int) -> None:
         """Raises `InvalidRequestError` for a prompt of so many tokens that no room is left for an answer."""

@@ -13,6 +13,7 @@ from canter.core.errors import ConfigError, InvalidRequestError
 from canter.core.grammar import Matcher, mask_width
 from canter.core.structured_outputs import StructuredOutputsConfig, StructuredOutputsParams
 from canter.core.vocabulary import Vocabulary
+from canter.structured import compiler as compiler_module
 from canter.structured.compiler import GrammarCompiler
 
 SIZE = 200
@@ -209,3 +210,18 @@ def test_a_schema_of_500_properties(compiler: GrammarCompiler) -> None:
         "additionalProperties": False,
     }
     assert takes(compiler, json.dumps(dict.fromkeys(names, 7)), json=schema)
+
+
+def test_the_cache_forgets_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CVE-2025-29770 and -32381: a cache that every new schema made longer, on disk or in memory."""
+    monkeypatch.setattr(compiler_module, "CACHED_GRAMMARS", 4)
+    compiler = GrammarCompiler(ascii_vocabulary)
+    schemas = [StructuredOutputsParams(json={"const": i}) for i in range(20)]
+    compiled = [compiler.get(schema) for schema in schemas]
+    assert [compiler.get(schema) for schema in schemas[-4:]] == compiled[-4:]
+    assert len(compiler._cache) == 4
+    assert compiler.get(schemas[0]) is not compiled[0]
+    monkeypatch.setattr(compiler_module, "CACHED_CHARS", 1000)
+    for i in range(20):
+        compiler.get(StructuredOutputsParams(json={"const": f"{i:0400}"}))
+    assert compiler._cached_chars <= 1000 and len(compiler._cache) == 2
