@@ -10,7 +10,6 @@ from typing import Any
 from canter.core.errors import EngineError
 from canter.core.messages import FINISH_ABORT, FINISH_LENGTH, FINISH_STOP, AddRequest, EngineInfo, EngineStats, RequestDelta, RequestTimes
 from canter.core.plan import TokenLogprobs
-from canter.core.sampling_params import SamplingParams
 from canter.core.timeline import Timeline
 
 EOS_ID = 256
