@@ -116,10 +116,6 @@ class Generation:
             raise EngineNotReadyError("The model is still loading. Try again in a moment.")
         return self.client.info
 
-    def close(self) -> None:
-        """Compile no more grammars."""
-        self._compiler.shutdown()
-
     def _vocabulary(self) -> Vocabulary:
         size = self.info.vocab_size
         return self.text.tokenizer.vocabulary(size, eos_token_ids(self.text.tokenizer, self.text.generation_config, size))
