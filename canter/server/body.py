@@ -27,7 +27,7 @@ _START_BYTES = 2**22
 """Looked at first: a body of tiny parts is found out there, before all of it is copied."""
 NODES, TEXTS, VALUES = "lists, objects and fields of objects", "texts", "values"
 MOST_PARTS = {NODES: 100_000, TEXTS: 250_000, VALUES: 1_000_000}
-"""What a body may hold, so that it is decoded in less than 100 ms. Prompts of token ids need so many values."""
+"""What a field may hold, so that it is decoded in less than 100 ms. Prompts of token ids need so many values."""
 _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]*)`$")
 
 
@@ -56,11 +56,10 @@ async def read_json(request: Request, kind: type[T], limit: int) -> T:
 def parse(body: bytes, kind: type[T]) -> T:
     """A body as a struct. Null means the default, unknown fields are ignored, unsupported ones refused by name.
 
-    Only fields that `kind` knows are decoded, so that junk of many million values costs nothing, and a body of very many parts is
+    Only fields that `kind` knows are decoded, so that junk of many million values costs nothing, and a field of very many parts is
     refused unread. (A thread would not help: the decoder keeps the interpreter to itself.)
     """
     layout = _layout(kind)
-    _refuse_many_parts(body)
     fields = _split(body, layout.raw)
     if logger.isEnabledFor(logging.DEBUG):
         _log_unknown(body, layout)
@@ -69,6 +68,8 @@ def parse(body: bytes, kind: type[T]) -> T:
     for name in layout.required:
         if name not in given:
             raise InvalidRequestError(f"{name} is required.", name)
+    for name, raw in given.items():
+        _refuse_many_parts(name, bytes(memoryview(raw)))
     return kind(**{name: _field(name, given[name], decoder) for name, decoder in layout.decoders.items() if name in given})
 
 
@@ -109,16 +110,16 @@ def _log_unknown(body: bytes, layout: _Layout) -> None:
         logger.debug("ignored unknown fields: %s", ", ".join(map(repr, unknown))[:1000])
 
 
-def _refuse_many_parts(body: bytes) -> None:
-    """Raise `InvalidRequestError` for a body of which the decoding would hold up all others."""
-    if _exceeded(body) is None:
+def _refuse_many_parts(name: str, body: bytes) -> None:
+    """Raise `InvalidRequestError` for a field of which the decoding would hold up all others."""
+    if body[:1] == b'"' or _exceeded(body) is None:
         return
     for start in (body[:_START_BYTES], body):
         # What stands in texts doesn't count. Without escapes every second piece between quotes is outside of them.
         bare = start.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in start else start
         kind = TEXTS if bare.count(b'"') // 2 > MOST_PARTS[TEXTS] else _exceeded(b"".join(bare.split(b'"')[::2]))
         if kind is not None:
-            raise InvalidRequestError(f"The request body holds more than {MOST_PARTS[kind]} {kind}, the most that this server reads.")
+            raise InvalidRequestError(f"{name} holds more than {MOST_PARTS[kind]} {kind}, the most that this server reads.", name)
 
 
 def _exceeded(json: bytes) -> str | None:
