@@ -146,7 +146,7 @@ class EngineArgs:
         0, "Most prompt tokens that one request gets in a step; 0 for no limit of its own.", group="scheduler"
     )
     max_prefill_slowdown: float = arg(
-        3.0,
+        2.5,
         "While some generate, compute so little of prompts longer than a step in each that it takes at most so many times as long as one "
         "without any: such prompts take longer then. 0 for no such limit, the default of LLM and run-batch.",
         group="scheduler",
