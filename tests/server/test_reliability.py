@@ -273,8 +273,8 @@ def test_very_long_texts_are_refused_before_they_are_tokenised() -> None:
 
     async def body(h: Harness) -> None:
         tokenizer = h.app.state.server.text.tokenizer
-        tokenizer.token_bytes = None
-        with mock.patch.object(type(tokenizer), "encode_batch", side_effect=AssertionError("tokenised")):
+        refused = mock.patch.object(type(tokenizer), "encode_batch", side_effect=AssertionError("tokenised"))
+        with refused, mock.patch.object(tokenizer, "token_bytes", None):
             for path, fields in (
                 ("/tokenize", {"prompt": "a" * (MAX_TEXT_CHARS + 1)}),
                 ("/tokenize", {"messages": [{"role": "user", "content": "a" * (MAX_TEXT_CHARS + 1)}]}),
