@@ -280,9 +280,11 @@ float* scratch_floats(Scratch slot, std::size_t count) {
     }
 #if defined(__SANITIZE_ADDRESS__)
     // A buffer is as large as the largest call so far. Each call has what it asked for and no more, and nothing of earlier ones.
-    __asan_unpoison_memory_region(buffer.data, buffer.size * sizeof(float));
-    std::memset(buffer.data, 0xff, count * sizeof(float));
-    __asan_poison_memory_region(buffer.data + count, (buffer.size - count) * sizeof(float));
+    if (buffer.data) {
+        __asan_unpoison_memory_region(buffer.data, buffer.size * sizeof(float));
+        std::memset(buffer.data, 0xff, count * sizeof(float));
+        __asan_poison_memory_region(buffer.data + count, (buffer.size - count) * sizeof(float));
+    }
 #endif
     return buffer.data;
 }
