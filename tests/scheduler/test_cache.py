@@ -218,8 +218,8 @@ def test_the_longest_request_that_fits_alone() -> None:
 
 
 def test_a_kind_without_manager_is_refused() -> None:
-    spec = StateSpec(StateKind.RECURRENT, 16, (StateField("state", (4, 4), "float32"),))
-    with pytest.raises(UnsupportedModelError, match="recurrent"):
+    spec = StateSpec(StateKind.CROSS_ATTENTION, 16, (StateField("state", (4, 4), "float32"),))
+    with pytest.raises(UnsupportedModelError, match="cross_attention"):
         coordinator(plan_layout({0: spec}), 4)
 
 

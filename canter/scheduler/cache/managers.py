@@ -16,7 +16,6 @@ from canter.core.errors import UnsupportedModelError
 from canter.core.state_specs import SnapshotMode, StateGroup, StateKind
 from canter.scheduler.cache.block_pool import NULL_BLOCK, BlockPool
 
-
 UNBOUNDED = sys.maxsize
 """As a number of tokens: more than any request has."""
 
@@ -322,7 +321,8 @@ class RecurrentManager(FullManager):
     ends with token e reads block `(s - 1) // block_size` and writes block `(e - 1) // block_size`: the same one in place while
     they lie in one stretch, otherwise a new one, so that a state at a boundary is never written again and resuming from it
     needs no copy of its own. Blocks between them are null, unless the kernel fills them (`SnapshotMode.ALL`).
-    A boundary's state is published when the step that ends on it is planned; no other row of that step may read it. Drafts can't be taken back: raises `UnsupportedModelError` where a request has lookahead.
+    A boundary's state is published when the step that ends on it is planned; no other row of that step may read it. Drafts can't be
+    taken back: raises `UnsupportedModelError` where a request has lookahead.
     """
 
     is_prefix_closed = False
