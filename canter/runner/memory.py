@@ -77,10 +77,9 @@ def size_cache(
                 f"num_gpu_blocks_override must be at least {max(per_request) + 1} for requests of {max_model_len} tokens, got {override}."
             )
     elif any(growing):
-        fixed = sum(size for size, grows in zip(block_bytes, growing, strict=True) if grows)  # the null blocks
-        states = sum(count * size for count, size in zip(num_blocks, block_bytes, strict=True))
+        taken = sum(count * size for count, size in zip(num_blocks, block_bytes, strict=True))  # states, and the null blocks
         one = sum(need * size for need, size, grows in zip(per_request, block_bytes, growing, strict=True) if grows)
-        scale = min((available - fixed - states) / one, float(max_num_seqs))
+        scale = min((available - taken) / one, float(max_num_seqs))
         num_blocks = [
             int(need * scale) + 1 if grows else count for need, count, grows in zip(per_request, num_blocks, growing, strict=True)
         ]
