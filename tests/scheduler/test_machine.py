@@ -14,7 +14,15 @@ from canter.core.errors import InvalidRequestError
 from canter.core.messages import AddRequest, RequestDelta
 from canter.core.plan import SchedulePlan, StepOutput
 from canter.core.sampling_params import SamplingParams
-from canter.core.state_specs import SnapshotMode, StateKind, attention_spec, plan_layout
+from canter.core.state_specs import (
+    SnapshotMode,
+    StateKind,
+    attention_spec,
+    compressed_spec,
+    mla_spec,
+    open_window_spec,
+    plan_layout,
+)
 from canter.scheduler.cache.coordinator import CacheCoordinator
 from canter.scheduler.cache.managers import CacheLimits
 from canter.scheduler.scheduler import Scheduler
@@ -36,6 +44,8 @@ LAYOUTS = {
     "full+prompt window": plan_layout(
         {0: attention_spec(1, 8, "float32", 4), 1: attention_spec(1, 8, "float32", 4, 5, kind=StateKind.PROMPT_WINDOW)}
     ),
+    "latents": plan_layout({0: mla_spec(8, 4, "float32", 4, index_dim=4)}),
+    "compressed": plan_layout({0: compressed_spec(2, 8, "float32", 4), 1: open_window_spec(2, 8, "float32", 4, overlaps=True)}),
     "states": layout_with_states(SnapshotMode.NONE, MAX_MODEL_LEN),
     "aligned states": layout_with_states(SnapshotMode.ALIGN, 8),
     "all states": layout_with_states(SnapshotMode.ALL, 4),
