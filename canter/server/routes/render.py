@@ -19,9 +19,11 @@ from canter.client.outputs import Logprob, PositionLogprobs, TokenTexts
 from canter.core.errors import InvalidRequestError, PermissionDeniedError
 from canter.core.messages import FINISH_STOP
 from canter.core.sampling_params import MAX_N
+from canter.core.structured_outputs import PARAM, StructuredOutputsParams
 from canter.server.body import parse, read_json
 from canter.server.generation import Job
 from canter.server.logprobs import ChatLogprobsFormat, completion_logprobs
+from canter.server.routes.anthropic import prepare_messages
 from canter.server.routes.chat import prepare_chat
 from canter.server.routes.common import SAMPLING_FIELDS
 from canter.server.routes.completions import MAX_PROMPTS, prepare_completions
@@ -40,6 +42,7 @@ from canter.server.schemas.openai import (
     CompletionLogprobs,
     CompletionRequest,
     GenerationRequest,
+    StreamOptions,
 )
 from canter.server.schemas.scale_out import (
     NOT_GIVEN,
@@ -53,6 +56,7 @@ from canter.server.schemas.scale_out import (
     RenderChatRequest,
     RenderCompletionRequest,
     RenderedRequest,
+    RenderMessagesRequest,
     RenderResponsesRequest,
     StreamState,
 )
@@ -96,7 +100,7 @@ async def render_chat(request: Request) -> Response:
 
     async def answer() -> RenderedRequest:
         job = await prepare_chat(generation, body, shown_id, state.server_args)
-        return rendered(job, body, model)[0]
+        return rendered(job, model, body.stream, body.stream_options)[0]
 
     return json_response(answer())
 
@@ -110,7 +114,7 @@ async def render_completions(request: Request) -> Response:
     shown_id, _ = state.new_ids(request, "cmpl", body.request_id)
 
     async def answer() -> list[RenderedRequest]:
-        return rendered(await prepare_completions(generation, body, shown_id), body, model)
+        return rendered(await prepare_completions(generation, body, shown_id), model, body.stream, body.stream_options)
 
     return json_response(answer())
 
@@ -126,27 +130,54 @@ async def render_responses(request: Request) -> Response:
     turn = read_turn(body, state.responses if why_not is None else None, why_not)
 
     async def answer() -> RenderedRequest:
-        return rendered(await prepare_response(generation, body, turn, shown_id), body, model)[0]
+        return rendered(await prepare_response(generation, body, turn, shown_id), model, body.stream)[0]
 
     return json_response(answer())
 
 
-def rendered(job: Job, body: GenerationRequest, model: str) -> list[RenderedRequest]:
+async def render_messages(request: Request) -> Response:
+    """What `/v1/messages` would have the model run."""
+    state = scale_out_state(request)
+    generation = state.generation()
+    body = await read_json(request, RenderMessagesRequest, state.server_args.max_body_bytes)
+    model = state.model_name(body.model)
+    shown_id, _ = state.new_ids(request, "msg", None)
+
+    async def answer() -> RenderedRequest:
+        return rendered(await prepare_messages(generation, body, shown_id), model, body.stream)[0]
+
+    return json_response(answer())
+
+
+def rendered(job: Job, model: str, stream: bool, stream_options: StreamOptions | None = None) -> list[RenderedRequest]:
     """A job as bodies for the server that computes."""
     several = len(job.prompts) > 1
     return [
         RenderedRequest(
             f"{job.request_id}-{i}" if several else job.request_id,
             prompt.token_ids,
-            {name: value for name in (*SAMPLING_FIELDS, "logprobs") if (value := getattr(params, name)) is not None},
+            {name: value for name in (*SAMPLING_FIELDS, "logprobs") if (value := getattr(params, name)) is not None}
+            | _rendered_constraint(params.structured_outputs),
             model,
-            body.stream,
-            body.stream_options,
+            stream,
+            stream_options,
             job.cache_salt,
             job.priority,
         )
         for i, (prompt, params) in enumerate(zip(job.prompts, job.params, strict=True))
     ]
+
+
+def _rendered_constraint(constraint: StructuredOutputsParams | None) -> dict[str, Any]:
+    """The grammar that forces calls or a form, as the server that computes takes it. It knows nothing of thoughts."""
+    if constraint is None:
+        return {}
+    if constraint.thought_end_ids:
+        raise InvalidRequestError(
+            f"{PARAM}: a grammar that begins behind the model's thought can't be rendered. Turn thinking off, or leave the grammar out.",
+            PARAM,
+        )
+    return {PARAM: msgspec.to_builtins(constraint)}
 
 
 # --- derender ---------------------------------------------------------------------------------------------------------
