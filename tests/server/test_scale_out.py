@@ -24,6 +24,7 @@ BODIES: dict[str, dict] = {
     "/v1/chat/completions/render": {"messages": MESSAGES},
     "/v1/completions/render": {"prompt": "hi"},
     "/v1/responses/render": {"input": "hi"},
+    "/v1/messages/render": {"messages": MESSAGES, "max_tokens": 5},
     "/inference/v1/generate": {"token_ids": [104, 105]},
     "/inference/v1/abort_requests": {"request_ids": []},
     "/v1/chat/completions/derender": {"generate_response": {"request_id": "r", "choices": []}},
@@ -47,8 +48,10 @@ def without(body: dict, *names: str) -> dict:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_the_routes_are_closed_unless_opened(path: str) -> None:
-    error = error_of(with_harness(lambda h: post(h, path, **BODIES[path])), 403)
-    assert error["type"] == "PermissionDeniedError" and "--enable-scale-out" in error["message"]
+    response = with_harness(lambda h: post(h, path, **BODIES[path]))
+    error = response.json()["error"]
+    assert response.status_code == 403 and "--enable-scale-out" in error["message"]
+    assert error["type"] == ("permission_error" if path.startswith("/v1/messages") else "PermissionDeniedError")
     assert with_harness(lambda h: post(h, path, **BODIES[path]), FakeCore(say("a")), **OPEN).status_code == 200
 
 
@@ -82,6 +85,43 @@ def test_a_rendered_response_goes_on_from_a_stored_one() -> None:
         error_of(await post(h, "/v1/responses/render", input="x", previous_response_id="resp_x"), 404)
 
     with_harness(body, FakeCore(say("ok")), **OPEN)
+
+
+def test_a_rendered_message_is_what_anthropics_route_runs() -> None:
+    path = "/v1/messages/render"
+    given: dict[str, Any] = {"max_tokens": 7, "messages": MESSAGES, "system": "S", "stop_sequences": ["x"], "top_k": 4, "stream": True}
+
+    async def body(h: Harness) -> None:
+        answer = await ok(h, path, **given)
+        assert bytes(answer["token_ids"]).decode() == "[system]S\n[user]hi\n[assistant]"
+        assert (answer["sampling_params"]["max_tokens"], answer["sampling_params"]["stop"]) == (7, ["x"])
+        assert answer["request_id"].startswith("msg-") and answer["stream"] is True and answer["stream_options"] is None
+        await post(h, "/inference/v1/generate", **answer)
+        await post(h, "/v1/messages", **given)
+        apart, whole = h.engine.core.seen
+        assert (apart.prompt_token_ids, apart.sampling.top_k) == (whole.prompt_token_ids, 4)
+        refused = await post(h, path, messages=MESSAGES)
+        assert refused.status_code == 400 and refused.json()["type"] == "error" and "max_tokens" in refused.json()["error"]["message"]
+
+    with_harness(body, **OPEN)
+
+
+def test_constraints_are_rendered_too() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+    async def body(h: Harness) -> None:
+        for path, given in (
+            ("/v1/chat/completions", {"messages": MESSAGES, "structured_outputs": {"regex": "a+"}}),
+            ("/v1/chat/completions", {"messages": MESSAGES, "tools": [tool], "tool_choice": "required"}),
+            ("/v1/completions", {"prompt": "hi", "response_format": {"type": "json_object"}}),
+        ):
+            rendered = await ok(h, f"{path}/render", **given)
+            await ok(h, "/inference/v1/generate", **(rendered[0] if isinstance(rendered, list) else rendered))
+            await ok(h, path, **given)
+            *_, apart, whole = h.engine.core.seen
+            assert apart.sampling.structured_outputs == whole.sampling.structured_outputs is not None
+
+    with_harness(body, FakeCore(say("aa")), **OPEN)
 
 
 CASES: list[dict] = [

@@ -59,7 +59,7 @@ async def messages(request: Request) -> Response:
     body = await read_json(request, MessagesRequest, state.server_args.max_body_bytes)
     model = state.model_name(body.model)
     made_id, engine_id = state.new_ids(request, "msg", None)
-    job = await _prepare(generation, body, engine_id)
+    job = await prepare_messages(generation, body, engine_id)
     message_encoder = MessageEncoder(job, made_id.replace("msg-", "msg_", 1), model)
     outputs = generation.stream(job)
     if body.stream:
@@ -82,7 +82,7 @@ async def count_tokens(request: Request) -> Response:
     return json_response(answer())
 
 
-async def _prepare(generation: Generation, body: MessagesRequest, engine_id: str) -> Job:
+async def prepare_messages(generation: Generation, body: MessagesRequest, engine_id: str) -> Job:
     """Render the conversation and settle the parameters. Raises `InvalidRequestError` naming the field."""
     if body.max_tokens < 1:
         raise InvalidRequestError(f"max_tokens must be an integer of at least 1, got {body.max_tokens}.", "max_tokens")

@@ -25,6 +25,7 @@ from canter.server.body import parse, read_json
 from canter.server.generation import Job
 from canter.server.logprobs import ChatLogprobsFormat, completion_logprobs
 from canter.server.reading import Reader, Reading
+from canter.server.routes.anthropic import prepare_messages
 from canter.server.routes.chat import chat_deltas, chat_finish, chat_message, chat_reading, prepare_chat
 from canter.server.routes.common import SAMPLING_FIELDS
 from canter.server.routes.completions import MAX_PROMPTS, prepare_completions
@@ -43,6 +44,7 @@ from canter.server.schemas.openai import (
     CompletionLogprobs,
     CompletionRequest,
     GenerationRequest,
+    StreamOptions,
 )
 from canter.server.schemas.scale_out import (
     NOT_GIVEN,
@@ -56,6 +58,7 @@ from canter.server.schemas.scale_out import (
     RenderChatRequest,
     RenderCompletionRequest,
     RenderedRequest,
+    RenderMessagesRequest,
     RenderResponsesRequest,
     StreamState,
 )
@@ -108,7 +111,7 @@ async def render_chat(request: Request) -> Response:
 
     async def answer() -> RenderedRequest:
         job = await prepare_chat(generation, body, shown_id, state.server_args)
-        return rendered(job, body, model)[0]
+        return rendered(job, model, body.stream, body.stream_options)[0]
 
     return json_response(answer())
 
@@ -122,7 +125,7 @@ async def render_completions(request: Request) -> Response:
     shown_id, _ = state.new_ids(request, "cmpl", body.request_id)
 
     async def answer() -> list[RenderedRequest]:
-        return rendered(await prepare_completions(generation, body, shown_id), body, model)
+        return rendered(await prepare_completions(generation, body, shown_id), model, body.stream, body.stream_options)
 
     return json_response(answer())
 
@@ -138,12 +141,26 @@ async def render_responses(request: Request) -> Response:
     turn = read_turn(body, state.responses if why_not is None else None, why_not)
 
     async def answer() -> RenderedRequest:
-        return rendered(await prepare_response(generation, body, turn, shown_id), body, model)[0]
+        return rendered(await prepare_response(generation, body, turn, shown_id), model, body.stream)[0]
 
     return json_response(answer())
 
 
-def rendered(job: Job, body: GenerationRequest, model: str) -> list[RenderedRequest]:
+async def render_messages(request: Request) -> Response:
+    """What `/v1/messages` would have the model run."""
+    state = scale_out_state(request)
+    generation = state.generation()
+    body = await read_json(request, RenderMessagesRequest, state.server_args.max_body_bytes)
+    model = state.model_name(body.model)
+    shown_id, _ = state.new_ids(request, "msg", None)
+
+    async def answer() -> RenderedRequest:
+        return rendered(await prepare_messages(generation, body, shown_id), model, body.stream)[0]
+
+    return json_response(answer())
+
+
+def rendered(job: Job, model: str, stream: bool, stream_options: StreamOptions | None = None) -> list[RenderedRequest]:
     """A job as bodies for the server that computes."""
     several = len(job.prompts) > 1
     return [
@@ -152,8 +169,8 @@ def rendered(job: Job, body: GenerationRequest, model: str) -> list[RenderedRequ
             prompt.token_ids,
             _settled(params),
             model,
-            body.stream,
-            body.stream_options,
+            stream,
+            stream_options,
             job.cache_salt,
             job.priority,
         )
@@ -162,6 +179,7 @@ def rendered(job: Job, body: GenerationRequest, model: str) -> list[RenderedRequ
 
 
 def _settled(params: SamplingParams) -> dict[str, Any]:
+    """The parameters as the server that computes takes them; what begins and ends a thought it knows itself."""
     settled = {name: value for name in (*SAMPLING_FIELDS, "logprobs") if (value := getattr(params, name)) is not None}
     if params.structured_outputs is not None:
         wanted = msgspec.to_builtins(params.structured_outputs)

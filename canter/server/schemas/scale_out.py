@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from canter.client.outputs import PositionLogprobs
+from canter.server.schemas.anthropic import MessagesRequest
 from canter.server.schemas.openai import (
     NOT_YET,
     ChatChunk,
@@ -52,6 +53,10 @@ class RenderCompletionRequest(CompletionRequest, kw_only=True):
 
 class RenderResponsesRequest(ResponsesRequest, kw_only=True):
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = ResponsesRequest.UNSUPPORTED | _NOT_RENDERED | {"background": (False,)}
+
+
+class RenderMessagesRequest(MessagesRequest, kw_only=True):
+    """`POST /v1/messages/render`."""
 
 
 class RenderedRequest(Struct):
