@@ -205,7 +205,8 @@ def test_calls_and_thoughts_in_three_steps_are_those_of_chat(options: dict) -> N
         for one, other in zip(apart["choices"], whole["choices"], strict=True):
             assert shown(one["message"]) == shown(other["message"])
             assert (one["finish_reason"], one["stop_reason"]) == (other["finish_reason"], other["stop_reason"])
-        assert apart["usage"] == whole["usage"]
+        # Where a thought ends in the midst of a piece is known to the token only if its marker is one, which here it isn't.
+        assert without(apart["usage"], "completion_tokens_details") == without(whole["usage"], "completion_tokens_details")
         if "n" in options:
             return
         state, finish, spoken = None, None, {"content": "", "reasoning": "", "tool_calls": []}
