@@ -26,7 +26,7 @@ from canter.server.beam_search import BeamRun, beam_params
 from canter.server.merging import merge_streams
 from canter.server.model_text import ModelText
 from canter.server.reading import Reading, read_outputs
-from canter.server.tools import ToolUse
+from canter.server.tools import ToolUse, named_tools, strict_calls
 from canter.server.traffic import Traffic
 from canter.structured.compiler import GrammarCompiler
 from canter.text.chat_template import RESERVED_VARIABLES, ChatTemplate
@@ -90,6 +90,8 @@ class Job:
     beams: list[BeamSearchParams] | None = None
     """A beam search for each prompt, in place of sampling."""
     reading: Reading | None = None
+    holds_calls: bool = False
+    """Whether the grammar of the answer is one for its calls, which nobody has asked for by name."""
 
     def engine_id(self, number: int) -> str:
         """The id of one of the prompts in the engine."""
@@ -245,13 +247,18 @@ class Generation:
         base = self._sampling(wishes)
         self._check_number(len(prompts) * base.n)
         params = [base if limit == base.max_tokens else base.clone(max_tokens=limit) for limit in limits]
-        return Job(request_id, prompts, params, wishes.priority, wishes.cache_salt, beams, wishes.reading)
+        holds_calls = wishes.constraint is None and base.structured_outputs is not None
+        return Job(request_id, prompts, params, wishes.priority, wishes.cache_salt, beams, wishes.reading, holds_calls)
 
     async def admit(self, job: Job) -> None:
         """Return once the job's grammar is known to compile. Raises `InvalidRequestError` for one that doesn't."""
         constraint = job.params[0].structured_outputs
-        if constraint is not None:
+        if constraint is None:
+            return
+        try:
             await self._compiler.check(constraint)
+        except InvalidRequestError as error:
+            raise named_tools(error) if job.holds_calls else error from None
 
     def stream(self, job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Run a job: (number of the prompt, output) as they come. Closing it aborts what still runs."""
@@ -297,6 +304,7 @@ class Generation:
         values["max_tokens"] = self._max_tokens(self.info.max_model_len, wishes)
         values["structured_outputs"] = wishes.constraint
         if wishes.reading is not None:
+            values["structured_outputs"] = wishes.constraint or strict_calls(wishes.reading.format, wishes.reading.options)
             values["skip_special_tokens"] = False  # the reader needs them, and leaves out those that nobody wants
             values["stop_in_thoughts"] = not wishes.reading.format.reads_thoughts
         info, text = self.info, self.text

@@ -293,6 +293,9 @@ class EngineFigures(Collector):
         yield _counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", labels, stats.prefix_hits)
         yield _counter("vllm:num_preemptions", "Preemptions.", labels, stats.num_preemptions)
         yield self._step_tokens.family("vllm:iteration_tokens_total", "Tokens of a step.", labels)
+        yield _counter(
+            "canter:jump_ahead_tokens", "Tokens that a grammar forced, and no step was spent on.", labels, stats.num_accepted_drafts
+        )
         yield _counter("canter:engine_restarts", "Restarts of the engine after it had died.", labels, self._num_restarts)
         if info is not None:
             yield self._cache_info(info)

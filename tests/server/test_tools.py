@@ -331,6 +331,32 @@ def test_responses_forms() -> None:
     assert (item["type"], item["name"], item["status"]) == ("function_call", "weather", "completed")
 
 
+def strict_tools(**parameters: Any) -> list[dict[str, Any]]:
+    schema = {"type": "object", "properties": {"city": {"enum": ["Rom"]}, **parameters}, "required": ["city"]}
+    return [{"type": "function", "function": {"name": "weather", "parameters": schema, "strict": True}}, TOOLS[1]]
+
+
+def test_strict_functions_bind_calls_that_the_model_chooses_to_make() -> None:
+    async def go(h: Harness) -> None:
+        assert (await h.chat(tools=TOOLS)).status_code == 200
+        assert (await h.chat(tools=strict_tools())).status_code == 200
+        assert (await h.chat(tools=strict_tools(), response_format={"type": "json_object"})).status_code == 200
+        assert (await h.chat(tools=strict_tools(), tool_choice="none")).status_code == 200
+        free, strict, shaped, none = [request.sampling.structured_outputs for request in h.engine.core.seen]
+        assert free is None and none is None
+        assert strict is not None and isinstance(strict.structural_tag, str)
+        tag = json.loads(strict.structural_tag)["format"]
+        assert [one["content"]["json_schema"].get("required") for one in tag["tags"]] == [["city"], None]
+        assert shaped is not None and shaped.json_object  # what is asked for by name
+
+    with_harness(go, FakeCore(say("Text." + CALL)), parsers=("hermes", None))
+
+
+def test_a_strict_function_that_cannot_be_held_to_is_refused_by_name() -> None:
+    error = error_of(chat("", tools=strict_tools(days={"not": {"type": "string"}})), 400)
+    assert error["param"] == "tools" and error["message"].startswith("tools can't be served")
+
+
 # --- Metrics -----------------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from canter.text.parsing.args.tagged import Trim, ValueType
+from canter.text.parsing.call_tags import WrittenCalls
 from canter.text.parsing.emitter import Emitter, NewId, random_id
 from canter.text.parsing.options import ParseOptions
 from canter.text.tokenizer import Tokenizer
@@ -133,7 +134,8 @@ class Calls:
     Which literals are tokens of their own is found in the vocabulary: every literal that is an added token there is known by its
     id as soon as ids are given; the same text written with ordinary tokens is ordinary text then.
 
-    `initial`: the state in which content begins, for calls without markers that are calls only at the very beginning.
+    `initial`: the state in which content begins, for calls without markers that are calls only at the very beginning. `written`: how
+    the model is held to a function's schema when it begins a call; None where nobody has said how.
     """
 
     states: Mapping[str, State]
@@ -141,6 +143,7 @@ class Calls:
     initial: str = CONTENT
     new_id: NewId = random_id
     preserved: tuple[str, ...] = ()
+    written: WrittenCalls | None = None
 
 
 def _always(options: ParseOptions) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from canter.text.parsing.call_tags import WrittenCalls
 from canter.text.parsing.emitter import Emitter, random_id
 from canter.text.parsing.format import CONTENT, REASONING, Calls, Rule, State, Thoughts
 from canter.text.parsing.json_choice import START, choice_rules, choice_states
@@ -38,6 +39,11 @@ class ComposedFormat:
     @property
     def reads_thoughts(self) -> bool:
         return self._thoughts is not None
+
+    @property
+    def written_calls(self) -> WrittenCalls | None:
+        """How the model is held to the schemas of functions, where the format knows."""
+        return self._calls.written if self._calls is not None else None
 
     def without_calls(self) -> ComposedFormat:
         """See `canter.text.parsing.parser.OutputFormat`."""
