@@ -66,6 +66,10 @@ QWEN = "<|im_start|>{{ enable_thinking }}<think>\n<tool_call>"
         ("<|start|>assistant<|channel|>analysis<|message|>", "openai", "openai_gptoss"),
         ("<|tool_call>call:<|channel>thought", "gemma4", "gemma4"),
         ("<longcat_tool_call>", "longcat", None),
+        ("<|header_start|><|python_start|>[f(a=1)]<|python_end|>", "llama4_pythonic", None),
+        ("[func_name1(params_name1=params_value1, params_name2=params_value2...)]", "pythonic", None),
+        ("<functions></functions><function_calls></function_calls>", "olmo3", None),
+        ("<|tool_list_start|><|tool_call_start|>", "lfm2", None),
     ],
 )  # fmt: skip
 def test_a_format_is_recognised_from_the_template(template: str, calls: str | None, thoughts: str | None) -> None:

@@ -36,7 +36,13 @@ def test_text_that_only_begins_like_a_list_streams(calls: str) -> None:
 
 
 # What made the regular expression of CVE-2025-48887 (GHSA-w6q7) run for ever.
-ADVERSARIAL = ["[A(A=" + "\t)A(A=,\t" * 20_000, "[" * 100_000, "[f(" + "a=" * 60_000, '[f(text="' + "\\" * 100_000, "[f(count=" + "(" * 100_000]
+ADVERSARIAL = [
+    "[A(A=" + "\t)A(A=,\t" * 20_000,
+    "[" * 100_000,
+    "[f(" + "a=" * 60_000,
+    '[f(text="' + "\\" * 100_000,
+    "[f(count=" + "(" * 100_000,
+]
 
 
 @pytest.mark.parametrize("text", ADVERSARIAL, ids=["list", "brackets", "keywords", "escapes", "tuples"])
@@ -51,7 +57,7 @@ def test_cve_2025_48887_adversarial_text_is_read_in_linear_work(text: str, size:
 
     monkeypatch.setattr(PythonCalls, "feed", counted)
     for item in text_only("pythonic", [text[at : at + size] for at in range(0, len(text), size)]):
-        assert "call" not in item or isinstance(json.loads(item["raw"]), dict) or len(text) > 0
+        assert "call" not in item or isinstance(json.loads(item["raw"]), dict)
     assert sum(taken) <= 1.5 * len(text) + 100
 
 

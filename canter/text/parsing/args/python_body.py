@@ -24,6 +24,8 @@ _CODES = {"x": 2, "u": 4, "U": 8}
 _HEX, _OCTAL = frozenset("0123456789abcdefABCDEF"), frozenset("01234567")
 _CLOSERS = {"(": ")", "[": "]", "{": "}", "tuple": ")"}
 _MAX_NAME = 256
+_MAX_DEPTH = 64
+"""Brackets in brackets that are followed; what is nested deeper stays text."""
 
 Step = Callable[[str, int], int]
 
@@ -198,7 +200,7 @@ class PythonCalls:
         elif char in "'\"":
             self._begin_string("")
         elif char in "([{":
-            if self._is_key or self._dropped:
+            if self._is_key or self._dropped or len(self._stack) > _MAX_DEPTH:
                 self._begin_expression()
                 return at
             self._begin_value()
