@@ -12,6 +12,7 @@ from canter.text.parsing.formats import (
     glm,
     harmony,
     hermes,
+    json_calls,
     kimi,
     llama,
     minimax_m2,
@@ -36,6 +37,7 @@ FAMILIES: tuple[Family, ...] = (
     harmony.FAMILY,
     gemma4.FAMILY,
     pythonic.FAMILY,
+    json_calls.FAMILY,
 )
 
 CALLS: dict[str, Calls | Callable[[Tokenizer], Calls]] = {
