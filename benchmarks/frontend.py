@@ -1,4 +1,5 @@
-"""What the frontend takes for each streamed token and each request: `python benchmarks/frontend.py [--json FILE] [--quick]`.
+"""What the frontend takes for each streamed token and each request: `python benchmarks/frontend.py [--json FILE] [--quick]
+[--frontends N]`.
 
 The whole server (sockets, HTTP, JSON, tokenizer, templates, the messages of the engine) before an engine that computes
 nothing, and in the same run a bare uvicorn application that sends the same pieces: what no server built on it can beat.
@@ -8,6 +9,8 @@ the client, each in a process of its own, counts: tokens/s a core is tokens over
 paced: every stream gets a token at each step of so many milliseconds, as from an engine that decodes a batch
 flat: the engine doesn't wait; what comes faster than it can be sent goes out in larger chunks
 requests: answers of one token
+
+With `--frontends N` also the server of so many processes; its time is that of the parent and all frontends.
 """
 
 from __future__ import annotations
@@ -135,10 +138,10 @@ def _exit_with_frontend() -> None:
     os._exit(0)
 
 
-def run_frontend(port: int, step_ms: float, profile: str | None) -> int:
+def run_frontend(port: int, step_ms: float, profile: str | None, count: int) -> int:
     """The server as `canter serve` runs it, before the engine above."""
     command = (sys.executable, __file__, "--role", "engine", "--step-ms", str(step_ms))
-    server = ServerArgs(host=HOST, port=port, served_model_name=[MODEL], disable_uvicorn_access_log=True)
+    server = ServerArgs(host=HOST, port=port, served_model_name=[MODEL], disable_uvicorn_access_log=True, api_server_count=count)
 
     def work() -> int:
         return run_server(EngineArgs(disable_log_stats=True), server, engine_command=command)
@@ -226,9 +229,29 @@ def _answers(url: str) -> bool:
 
 
 def cpu_seconds(process_id: int) -> float:
-    """Processor time of a process, all threads, its children not."""
+    """Processor time of a server: its process, and its frontends where it has several, all threads; the engine's not."""
+    return sum(map(_cpu_seconds_of, [process_id, *frontends_of(process_id)]))
+
+
+def frontends_of(process_id: int) -> list[int]:
+    """Frontend processes of a parent."""
+    children = map(int, Path(f"/proc/{process_id}/task/{process_id}/children").read_text().split())
+    return [child for child in children if "canter.server.frontend" in Path(f"/proc/{child}/cmdline").read_text()]
+
+
+def _cpu_seconds_of(process_id: int) -> float:
     fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _wait_for_all(url: str, process_id: int, frontends: int) -> None:
+    """Until as many answers in a row as make it likely that each frontend has given one."""
+    good = 0
+    deadline = time.monotonic() + START_SECONDS
+    while good < 8 * frontends or len(frontends_of(process_id)) < frontends:
+        good = good + 1 if _answers(url) else 0
+        if time.monotonic() > deadline:
+            raise SystemExit("The frontends did not start.")
 
 
 def body_of(case: Case) -> dict[str, Any]:
@@ -263,7 +286,7 @@ def pieces_of(url: str, tokens: int) -> list[str]:
     return [role + first, *others]
 
 
-def compare(cases: tuple[Case, ...], profile: str | None) -> Report:
+def compare(cases: tuple[Case, ...], profile: str | None, frontends: int) -> Report:
     """Every load on both servers."""
     report = Report("frontend", {"cases": {}})
     rows = []
@@ -276,6 +299,11 @@ def compare(cases: tuple[Case, ...], profile: str | None) -> Report:
             found: dict[str, Measured] = {}
             with server_process("--role", "frontend", "--step-ms", str(case.step_ms), *extra) as (url, process_id):
                 found["canter"] = measure(url, process_id, case)
+            if frontends > 1:
+                words = ["--role", "frontend", "--step-ms", str(case.step_ms), "--frontends", str(frontends)]
+                with server_process(*words) as (url, process_id):
+                    _wait_for_all(url, process_id, frontends)
+                    found[f"canter ×{frontends}"] = measure(url, process_id, case)
             with server_process("--role", "echo", "--step-ms", str(case.step_ms), "--pieces", str(pieces), "--case", case.name) as (
                 url,
                 process_id,
@@ -308,6 +336,7 @@ def main() -> int:
     parser.add_argument("--json", metavar="FILE", help="Also write the figures to this file.")
     parser.add_argument("--quick", action="store_true", help="A few tokens only: to see that it works.")
     parser.add_argument("--case", choices=[case.name for case in CASES], help="Only this load.")
+    parser.add_argument("--frontends", type=int, default=1, metavar="N", help="Also a server of N frontend processes.")
     parser.add_argument("--profile", metavar="FILE", help="Write the server's cProfile to FILE.<load>; figures then mean little.")
     parser.add_argument("--role", choices=("frontend", "engine", "echo"), help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
@@ -317,11 +346,11 @@ def main() -> int:
     if options.role == "engine":
         return run_engine(options.step_ms)
     if options.role == "frontend":
-        return run_frontend(options.port, options.step_ms, options.profile)
+        return run_frontend(options.port, options.step_ms, options.profile, options.frontends)
     if options.role == "echo":
         return run_echo(options.port, options.step_ms, options.pieces, options.case)
     cases = tuple(case for case in (QUICK if options.quick else CASES) if options.case in (None, case.name))
-    report = compare(cases, options.profile)
+    report = compare(cases, options.profile, options.frontends)
     if options.json:
         report.write(Path(options.json))
     return 0

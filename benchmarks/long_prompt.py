@@ -1,6 +1,6 @@
 """What a long prompt does to those who are being served: gaps between the tokens of running streams, quiet and beside it.
 
-    python benchmarks/long_prompt.py --prompt-tokens 50000 --seconds 20 -- --long-prefill-token-threshold 32
+    python benchmarks/long_prompt.py --prompt-tokens 50000 --seconds 20 -- --max-prefill-slowdown 0
 
 What follows `--` are flags of `canter serve`. The model's context is stretched as far as the prompt needs: its answers mean
 nothing then, its arithmetic is the same. The promise: the 99th percentile beside the prompt is at most four times the quiet one.

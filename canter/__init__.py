@@ -14,17 +14,19 @@ from canter.version import __version__
 if TYPE_CHECKING:
     from canter.client.outputs import CompletionOutput, RequestOutput
     from canter.core.sampling_params import SamplingParams
+    from canter.core.structured_outputs import StructuredOutputsParams
     from canter.llm import LLM, BeamSearchParams
 
 _EXPORTS = {
     "LLM": "canter.llm",
     "BeamSearchParams": "canter.llm",
     "SamplingParams": "canter.core.sampling_params",
+    "StructuredOutputsParams": "canter.core.structured_outputs",
     "RequestOutput": "canter.client.outputs",
     "CompletionOutput": "canter.client.outputs",
 }
 
-__all__ = ["LLM", "BeamSearchParams", "CompletionOutput", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "BeamSearchParams", "CompletionOutput", "RequestOutput", "SamplingParams", "StructuredOutputsParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

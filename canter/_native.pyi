@@ -143,6 +143,129 @@ def paged_attention(
 ) -> None: ...
 def dequantize(type_name: str, data: int, num_bytes: int, num_elements: int, out: int, out_type: int, /) -> None: ...
 
+class RecurrentPlan:
+    """Addresses of a plan's tensors, and the number of its requests."""
+
+    def __init__(self, segment_start: int, ends: int, read: int, write: int, requests: int, /) -> None: ...
+
+def causal_conv(
+    plan: RecurrentPlan,
+    x: int,
+    gate_in: int,
+    gate_out: int,
+    type: int,
+    x_stride: int,
+    gate_in_stride: int,
+    gate_out_stride: int,
+    weight: int,
+    bias: int,
+    state: int,
+    out: int,
+    rows: int,
+    slots: int,
+    channels: int,
+    taps: int,
+    silu: bool,
+    /,
+) -> None: ...
+def ssd_scan(
+    plan: RecurrentPlan,
+    x: int,
+    b: int,
+    c: int,
+    type: int,
+    x_stride: int,
+    b_stride: int,
+    c_stride: int,
+    dt: int,
+    dt_type: int,
+    dt_stride: int,
+    dt_bias: int,
+    a: int,
+    d: int,
+    state: int,
+    out: int,
+    rows: int,
+    slots: int,
+    heads: int,
+    groups: int,
+    depth: int,
+    width: int,
+    dt_min: float,
+    dt_max: float,
+    /,
+) -> None: ...
+def selective_scan(
+    plan: RecurrentPlan,
+    x: int,
+    dt: int,
+    b: int,
+    c: int,
+    gate: int,
+    type: int,
+    x_stride: int,
+    dt_stride: int,
+    b_stride: int,
+    c_stride: int,
+    gate_stride: int,
+    dt_bias: int,
+    a: int,
+    d: int,
+    state: int,
+    out: int,
+    rows: int,
+    slots: int,
+    depth: int,
+    width: int,
+    /,
+) -> None: ...
+def gated_delta(
+    plan: RecurrentPlan,
+    q: int,
+    k: int,
+    v: int,
+    beta: int,
+    decay: int,
+    type: int,
+    beta_type: int,
+    q_stride: int,
+    k_stride: int,
+    v_stride: int,
+    beta_stride: int,
+    state: int,
+    out: int,
+    rows: int,
+    slots: int,
+    heads: int,
+    groups: int,
+    depth: int,
+    width: int,
+    each_channel: bool,
+    beta_scale: float,
+    /,
+) -> None: ...
+def l2_norm(x: int, out: int, type: int, rows: int, heads: int, width: int, x_stride: int, eps: float, scale: float, /) -> None: ...
+def decay_gate(
+    x: int, a: int, bias: int, out: int, type: int, rows: int, heads: int, width: int, x_stride: int, lower_bound: float, /
+) -> None: ...
+def gated_rms_norm(
+    x: int,
+    gate: int,
+    weight: int,
+    out: int,
+    type: int,
+    x_stride: int,
+    gate_stride: int,
+    rows: int,
+    width: int,
+    group: int,
+    shared_weight: bool,
+    gate_first: bool,
+    sigmoid: bool,
+    eps: float,
+    /,
+) -> None: ...
+
 class Operand:
     """Where an instruction finds a tensor: at an address, in the arena (bytes per row before its buffer, and into its row),
     or where a slot of the step says."""
@@ -153,6 +276,11 @@ class Operand:
     def arena(start: int, offset: int) -> Operand: ...
     @staticmethod
     def slot(index: int) -> Operand: ...
+
+class PlanOperands:
+    """A plan whose tensors come with each run; `requests` is the slot of their number."""
+
+    def __init__(self, segment_start: Operand, ends: Operand, read: Operand, write: Operand, requests: int, /) -> None: ...
 
 class Program:
     """Native calls, bound and in order. Each method that is named after an op adds a call of it."""
@@ -288,6 +416,123 @@ class Program:
         softcap: float,
         /,
     ) -> None: ...
+    def causal_conv(
+        self,
+        plan: PlanOperands,
+        x: Operand,
+        gate_in: Operand | None,
+        gate_out: Operand | None,
+        type: int,
+        x_stride: int,
+        gate_in_stride: int,
+        gate_out_stride: int,
+        weight: int,
+        bias: int,
+        state: int,
+        out: Operand,
+        slots: int,
+        channels: int,
+        taps: int,
+        silu: bool,
+        /,
+    ) -> None: ...
+    def ssd_scan(
+        self,
+        plan: PlanOperands,
+        x: Operand,
+        b: Operand,
+        c: Operand,
+        type: int,
+        x_stride: int,
+        b_stride: int,
+        c_stride: int,
+        dt: Operand | None,
+        dt_type: int,
+        dt_stride: int,
+        dt_bias: int,
+        a: int,
+        d: int,
+        state: int,
+        out: Operand,
+        slots: int,
+        heads: int,
+        groups: int,
+        depth: int,
+        width: int,
+        dt_min: float,
+        dt_max: float,
+        /,
+    ) -> None: ...
+    def selective_scan(
+        self,
+        plan: PlanOperands,
+        x: Operand,
+        dt: Operand,
+        b: Operand,
+        c: Operand,
+        gate: Operand | None,
+        type: int,
+        x_stride: int,
+        dt_stride: int,
+        b_stride: int,
+        c_stride: int,
+        gate_stride: int,
+        dt_bias: int,
+        a: int,
+        d: int,
+        state: int,
+        out: Operand,
+        slots: int,
+        depth: int,
+        width: int,
+        /,
+    ) -> None: ...
+    def gated_delta(
+        self,
+        plan: PlanOperands,
+        q: Operand,
+        k: Operand,
+        v: Operand,
+        beta: Operand,
+        decay: Operand,
+        type: int,
+        beta_type: int,
+        q_stride: int,
+        k_stride: int,
+        v_stride: int,
+        beta_stride: int,
+        state: int,
+        out: Operand,
+        slots: int,
+        heads: int,
+        groups: int,
+        depth: int,
+        width: int,
+        each_channel: bool,
+        beta_scale: float,
+        /,
+    ) -> None: ...
+    def l2_norm(self, x: Operand, out: Operand, type: int, heads: int, width: int, x_stride: int, eps: float, scale: float, /) -> None: ...
+    def decay_gate(
+        self, x: Operand, a: int, bias: int, out: Operand, type: int, heads: int, width: int, x_stride: int, lower_bound: float, /
+    ) -> None: ...
+    def gated_rms_norm(
+        self,
+        x: Operand,
+        gate: Operand,
+        weight: int,
+        out: Operand,
+        type: int,
+        x_stride: int,
+        gate_stride: int,
+        width: int,
+        group: int,
+        shared_weight: bool,
+        gate_first: bool,
+        sigmoid: bool,
+        eps: float,
+        /,
+    ) -> None: ...
 
 MAX_TOP_LOGPROBS: int
 
@@ -310,6 +555,7 @@ def draw_tokens(
 ) -> None: ...
 def keep_tokens(logits: int, top_k: int, top_p: int, log_min_p: int, rows: int, vocab: int, /) -> None: ...
 def allow_tokens(logits: int, lines: int, starts: int, ids: int, count: int, rows: int, vocab: int, /) -> None: ...
+def mask_tokens(logits: int, lines: int, masks: int, count: int, rows: int, vocab: int, /) -> None: ...
 def add_to_tokens(logits: int, lines: int, ids: int, values: int, count: int, rows: int, vocab: int, /) -> None: ...
 def forbid_words(
     logits: int,

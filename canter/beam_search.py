@@ -128,9 +128,9 @@ class BeamSearch:
         self.beams = [BeamSearchSequence([*beam.tokens, token_id], total) for total, beam, token_id in best]
         self.completed = self._best(itertools.chain(self.completed, completed))
 
-    def result(self) -> list[BeamSearchSequence]:
-        """The best sequences, completed or cut off by length."""
-        cut = [BeamSearchSequence(beam.tokens, beam.cum_logprob, finish_reason=FINISH_LENGTH) for beam in self.beams]
+    def result(self, cut_reason: str = FINISH_LENGTH) -> list[BeamSearchSequence]:
+        """The best sequences, completed or cut off, by length if nothing else."""
+        cut = [BeamSearchSequence(beam.tokens, beam.cum_logprob, finish_reason=cut_reason) for beam in self.beams]
         return self._best(itertools.chain(self.completed, cut))
 
     def _best(self, sequences: Iterable[BeamSearchSequence]) -> list[BeamSearchSequence]:

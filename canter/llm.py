@@ -27,10 +27,12 @@ from canter.core.config import DEFAULT_MODEL, EngineArgs
 from canter.core.errors import InvalidRequestError
 from canter.core.messages import EngineInfo, EngineStats
 from canter.core.sampling_params import OutputKind, SamplingParams
+from canter.core.structured_outputs import StructuredOutputsConfig, StructuredOutputsParams
 from canter.engine.build import build_engine
 from canter.text.chat_template import load_chat_template
 from canter.text.model_text import load_model_text
 from canter.text.prepare import finish_params
+from canter.text.thinking import free_thoughts
 from canter.text.tokenizer import Tokenizer
 
 Prompt = str | Mapping[str, Any]
@@ -40,7 +42,16 @@ Progress = bool | Callable[..., Any]
 PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
 DEFAULT_QUEUE = 4096
 
-__all__ = ["LLM", "BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence", "Metric", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
+    "Metric",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+]
 
 
 @dataclass(frozen=True)
@@ -136,6 +147,7 @@ class LLM:
 
     def __init__(self, model: str = DEFAULT_MODEL, *, chat_template: str | None = None, **engine_args: Any) -> None:
         engine_args.setdefault("disable_log_stats", True)
+        engine_args.setdefault("max_prefill_slowdown", 0.0)
         self.args = EngineArgs.parse(model=model, **engine_args)
         self._text = load_model_text(self.args, chat_template)
         self._tokenizer = self._text.tokenizer
@@ -197,7 +209,14 @@ class LLM:
             # The template has written the special tokens already.
             token_ids = self._tokenizer.encode(text, add_special_tokens=False)
             prompts.append({"prompt": text, "prompt_token_ids": token_ids})
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority)
+        params = [self._with_free_thoughts(p) for p in self._params_for_each(sampling_params, len(prompts))]
+        return self.generate(prompts, params, use_tqdm=use_tqdm, priority=priority)
+
+    def _with_free_thoughts(self, params: SamplingParams) -> SamplingParams:
+        """What an answer must obey binds its thoughts only if the engine is told so."""
+        config = StructuredOutputsConfig.parse(self.args.structured_outputs_config)
+        markers = self._text.thinking
+        return params if markers is None or config.enable_in_reasoning else free_thoughts(params, markers)
 
     def beam_search(
         self,
@@ -305,6 +324,7 @@ class LLM:
             )
         finished = finish_params(params, self._tokenizer, self._text.generation_config, self.info.vocab_size, self._text.thinking)
         finished.verify_vocabulary(self.info.vocab_size, self.args.max_logprobs)
+        self._core.check_params(finished)
         room = limit - len(token_ids)
         tokens = room if finished.max_tokens is None else finished.max_tokens
         return _Job(text, token_ids, finished.clone(max_tokens=tokens, output_kind=OutputKind.FINAL_ONLY), cache_salt, priority)

@@ -23,6 +23,7 @@ void bind_attention(nanobind::module_& m);
 void bind_bench(nanobind::module_& m);
 void bind_gemm(nanobind::module_& m);
 void bind_program(nanobind::module_& m);
+void bind_recurrent(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
 
 }  // namespace canter

@@ -78,6 +78,7 @@ NB_MODULE(_native, m) {
     bind_bench(m);
     bind_gemm(m);
     bind_program(m);
+    bind_recurrent(m);
     bind_sampling(m);
     active_isa();  // an unknown CANTER_ISA fails the import, not the first step
 }

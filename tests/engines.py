@@ -59,8 +59,10 @@ def tiny_checkpoint(folder: Path, family: str, seed: int = 0) -> Path:
 
 
 def engine(model: Path | str, device: Any = None, **changes: Any) -> EngineCore:
-    """An engine core with a small cache, for tests."""
-    arguments: dict[str, Any] = dict(model=str(model), num_gpu_blocks_override=400, max_num_seqs=64, num_threads=1)
+    """An engine core with a small cache, for tests. What a step computes does not depend on how long others took."""
+    arguments: dict[str, Any] = dict(
+        model=str(model), num_gpu_blocks_override=400, max_num_seqs=64, num_threads=1, max_prefill_slowdown=0.0
+    )
     return build_engine(EngineArgs.parse(**{**arguments, **changes}), device=device)
 
 

@@ -115,6 +115,8 @@ class FakeCore:
             return None
         if method == "reset_prefix_cache":
             return not self.requests
+        if method == "num_run":
+            return sum(self._counts[name] > len(request.output_token_ids or ()) for name, request in self.requests.items())
         if method == "start_profile":
             return self.timeline.start(*args)
         if method == "stop_profile":

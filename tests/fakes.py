@@ -24,6 +24,7 @@ from canter.core.messages import AbortRequests, AddRequest, EngineInfo, EngineSt
 from canter.core.sampling_params import SamplingParams
 from canter.server.model_text import ModelText
 from canter.text.chat_template import load_chat_template
+from canter.text.parsing.parser import OutputFormat
 from canter.text.tokenizer import Tokenizer, load_tokenizer
 from tests.fake_core import CONTEXT, INFO, VOCAB_SIZE, FakeCore
 
@@ -72,9 +73,9 @@ def fake_tokenizer() -> Tokenizer:
     return load_tokenizer(resolve(str(model_folder())))
 
 
-def fake_text(defaults: dict[str, Any] | None = None) -> ModelText:
+def fake_text(defaults: dict[str, Any] | None = None, output_format: OutputFormat | None = None) -> ModelText:
     tokenizer = fake_tokenizer()
-    return ModelText(tokenizer, load_chat_template(tokenizer), {}, defaults or {})
+    return ModelText(tokenizer, load_chat_template(tokenizer), {}, defaults or {}, output_format=output_format)
 
 
 class FakeEngineClient:

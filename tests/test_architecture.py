@@ -51,9 +51,13 @@ LAZY_FACTORIES = {
     "canter.cli.bench.limits": {"_loader", "_native_limits"},
     "canter.cli.main": {"load_command"},
     "canter.cli.collect_env": {"_torch_report"},
+    "canter.cli.serve": {"run"},
+    "canter.engine.__main__": {"main"},
+    "canter.engine.grammars": {"load_vocabulary"},
     "canter.logits_processors.loading": {"load_class"},
     "canter.models.registry": {"get_model_class"},
     "canter.server.tracing": {"load_sdk"},
+    "canter.structured.compiler": {"load_backend"},
 }
 """Module -> functions that may import: they load what only some processes need."""
 
@@ -175,6 +179,22 @@ def test_confined_libraries_stay_where_they_belong(name: str) -> None:
         if is_within(item.target, library) and not any(is_within(name, place) for place in places)
     ]
     assert not wrong, f"{name}: " + "; ".join(wrong)
+
+
+LINE_LENGTH = 140
+"""Of C++ as of Python, where ruff sees to it."""
+
+
+def test_lines_of_the_native_core_are_short_enough() -> None:
+    files = sorted(path for folder in ("csrc", "tests/native") for path in (ROOT / folder).rglob("*") if path.suffix in (".cpp", ".h"))
+    assert files
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in files
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if len(line) > LINE_LENGTH
+    ]
+    assert not wrong, f"longer than {LINE_LENGTH} columns: " + ", ".join(wrong)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -17,6 +17,7 @@ from canter.cli.batch.progress import Progress
 from canter.cli.batch.remote import ServerCaller, fetch, is_url, send, temporary_file
 from canter.cli.batch.runner import Caller, Runner
 from canter.cli.batch.source import Source, read_ahead
+from canter.core.config import EngineArgs
 from canter.core.errors import ConfigError
 from canter.core.logging import configure_logging
 from canter.server.args import ServerArgs
@@ -166,5 +167,8 @@ class _Batch:
             async with ServerCaller(namespace.url, namespace.key, concurrency) as remote:
                 yield remote, concurrency, None
             return
-        async with served_app(engine_args(namespace), ServerArgs.parse(**given(namespace, ServerArgs))) as caller:
+        args = engine_args(namespace)
+        if "max_prefill_slowdown" not in given(namespace, EngineArgs):
+            args = dataclasses.replace(args, max_prefill_slowdown=0.0)  # nobody reads along
+        async with served_app(args, ServerArgs.parse(**given(namespace, ServerArgs))) as caller:
             yield caller, namespace.max_concurrency or caller.concurrency, batch_paths()

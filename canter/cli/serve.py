@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 from argparse import Namespace
+from typing import cast
 
 from canter.cli.args import Parser, add_engine_flags, add_flags, engine_args, given
+from canter.client.launch import EngineLaunch
 from canter.server.args import ServerArgs
-from canter.server.serve import run_server
 
 EXAMPLES = """\
   canter serve                                            the bundled model on port 8000
@@ -28,4 +31,13 @@ def build_parser() -> Parser:
 
 
 def run(namespace: Namespace) -> int:
-    return run_server(engine_args(namespace), ServerArgs.parse(**given(namespace, ServerArgs)))
+    args, server = engine_args(namespace), ServerArgs.parse(**given(namespace, ServerArgs))
+    launch = EngineLaunch()  # before this process loads its own modules, which it does beside the engine
+    gc.disable()
+    try:
+        run_server = importlib.import_module("canter.server.serve").run_server
+        gc.freeze()  # the modules stay: a collection has no need to look at them
+        gc.enable()
+        return cast(int, run_server(args, server, launch=launch))
+    finally:
+        launch.discard()

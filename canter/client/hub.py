@@ -9,8 +9,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-import msgspec
-
 from canter.client.mailbox import Mailbox
 from canter.client.outputs import RequestGroup, RequestOutput, RequestState, TokenTexts
 from canter.client.protocol import RequestObserver
@@ -84,7 +82,7 @@ class RequestHub:
     """Knows every live request. `send` must hand a message to the engine without waiting.
 
     `max_live` bounds the engine requests alive at once (set it when the engine's limits are known); more are refused.
-    `seed`: what the seeds of requests that bring none are made from.
+    `seed`: what the seeds of requests that bring none are made from. `is_open` False: requests wait for the first `go_on`.
 
     When the engine has died, `hold` keeps all requests until `resume` hands them to the next one; see docs/concepts/recovery.md.
     """
@@ -95,6 +93,7 @@ class RequestHub:
         tokenizer: Tokenizer | None = None,
         observer: RequestObserver | None = None,
         seed: int = 0,
+        is_open: bool = True,
     ) -> None:
         self.observer = observer
         self.max_live: int | None = None
@@ -102,7 +101,7 @@ class RequestHub:
         self.last_heard = time.monotonic()
         self._send = send
         self._seeds = random.Random(seed)
-        self._is_open = True
+        self._is_open = is_open
         self._is_fair = True
         """Whether who is on trial can be blamed: no suspect before has left without being cleared, perhaps with a step on its way."""
         self._past_stats: EngineStats | None = None
@@ -174,7 +173,7 @@ class RequestHub:
         if stopped:
             self._send(AbortRequests(stopped))
         if outputs.stats is not None:
-            self.stats = outputs.stats if self._past_stats is None else _added(outputs.stats, self._past_stats)
+            self.stats = outputs.stats if self._past_stats is None else outputs.stats.after(self._past_stats)
             if self.observer is not None:
                 self.observer.on_step(self.stats)
 
@@ -221,7 +220,7 @@ class RequestHub:
             live.in_engine = False
             self._end_trial(live)
         self._past_stats = self.stats
-        self.stats = _added(EngineStats(num_waiting=len(self._by_child)), self._past_stats)
+        self.stats = EngineStats(num_waiting=len(self._by_child)).after(self._past_stats)
         if self.observer is not None:
             self.observer.on_engine_restart()
             self.observer.on_step(self.stats)
@@ -231,14 +230,24 @@ class RequestHub:
 
         Suspects first, one after another, each until it is cleared; then the others in order of arrival.
         """
+        await self.try_suspects(True)
+        await self.go_on()
+
+    async def try_suspects(self, is_fair: bool) -> bool:
+        """The first half of `resume`, while nobody else's requests run but those that were tried before. `is_fair`: whether all of
+        them were cleared. Returns whether all are now."""
         self.last_heard = time.monotonic()
-        self._is_fair = True
+        self._is_fair = is_fair
         for live in [live for live in self._groups.values() if live.is_held and live.deaths > 1]:
             if live.is_held:
                 logger.warning("request %r is tried alone: the engine has died of it or of its company", live.group.request_id)
                 cleared = live.cleared = asyncio.Event()
                 self._submit(live)
                 await cleared.wait()
+        return self._is_fair
+
+    async def go_on(self) -> None:
+        """The second half of `resume`: those that are held, and all that come."""
         while held := [live for live in self._groups.values() if live.is_held]:
             for live in held:
                 if live.is_held:
@@ -322,16 +331,3 @@ class RequestHub:
 
 def _ran(live: _Live, running: Collection[str] | None) -> bool:
     return running is None or any(child_id in running for child_id in live.group.unfinished_ids)
-
-
-def _added(stats: EngineStats, past: EngineStats) -> EngineStats:
-    """An engine's figures with the counters of those before it, so that none runs backwards."""
-    return msgspec.structs.replace(
-        stats,
-        num_preemptions=stats.num_preemptions + past.num_preemptions,
-        prefix_queries=stats.prefix_queries + past.prefix_queries,
-        prefix_hits=stats.prefix_hits + past.prefix_hits,
-        num_steps=stats.num_steps + past.num_steps,
-        num_scheduled_tokens=stats.num_scheduled_tokens + past.num_scheduled_tokens,
-        num_blocks=stats.num_blocks or past.num_blocks,
-    )

@@ -13,7 +13,9 @@ from canter.core.messages import FINISH_ABORT, FINISH_STOP, RequestDelta
 from canter.core.plan import TokenLogprobs
 from canter.core.sampling_params import OutputKind, SamplingParams
 from canter.text.detokenizer import IncrementalDetokenizer
+from canter.text.parsing.events import Event
 from canter.text.stop_strings import StopChecker
+from canter.text.thinking import ThoughtWatch
 from canter.text.tokenizer import Tokenizer
 
 
@@ -41,6 +43,10 @@ class CompletionOutput:
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    events: list[Event] | None = None
+    """What a parser made of `text`; None where nobody parses, and all of it is content."""
+    num_reasoning_tokens: int = 0
+    """Of all tokens so far, as far as a parser can tell."""
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -190,6 +196,9 @@ class RequestState:
             if params.stop_strings:
                 self._stop_strings = _stop_strings(params)
                 self._stop = copy.copy(self._stop_strings)
+        self._thought: ThoughtWatch | None = None
+        if self._stop is not None and not params.stop_in_thoughts and params.thinking_end_ids:
+            self._thought = ThoughtWatch(params.thinking_start_ids, params.thinking_end_ids, prompt_token_ids)
         self._has_shown = False
         self._text: list[str] = []
         self._token_ids: list[int] = []
@@ -239,7 +248,10 @@ class RequestState:
             self._record([token_id], logprobs[i : i + 1] if logprobs else None)
             if hidden and i == len(ids) - 1:
                 return
-            if self._check_stop(self._stop, self._detokenizer.append([token_id]) if self._detokenizer else ""):
+            text = self._detokenizer.append([token_id]) if self._detokenizer else ""
+            if self._thought is not None and self._thought.feed(token_id):
+                self._text.append(text)
+            elif self._check_stop(self._stop, text):
                 return
 
     def _is_hidden(self, stop_token_id: int) -> bool:
@@ -433,3 +445,6 @@ def _extend(known: CompletionOutput, new: CompletionOutput) -> None:
     if new.logprobs is not None:
         known.logprobs = (known.logprobs or []) + new.logprobs
     known.finish_reason, known.stop_reason = new.finish_reason, new.stop_reason
+    if new.events is not None:
+        known.events = (known.events or []) + new.events
+    known.num_reasoning_tokens = max(known.num_reasoning_tokens, new.num_reasoning_tokens)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from canter.core.errors import ConfigError
+from canter.core.structured_outputs import StructuredOutputsConfig
 from canter.core.vllm_names import explain_unknown
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -91,6 +92,24 @@ class EngineArgs:
         "than the model's own marker: it is what a thought is cut off with.",
         group="model",
     )
+    tool_call_parser: str | None = arg(
+        None,
+        "How the model writes tool calls, such as hermes, qwen3_coder, llama3_json or mistral. Default: as its chat template tells, if "
+        "reasoning_parser isn't given either.",
+        group="model",
+    )
+    reasoning_parser: str | None = arg(
+        None,
+        "How the model writes its thoughts, such as qwen3, deepseek_r1 or openai_gptoss. Default: as its chat template tells, if "
+        "tool_call_parser isn't given either.",
+        group="model",
+    )
+    structured_outputs_config: dict[str, Any] = arg(
+        dict,
+        "JSON object: backend (auto or guidance), enable_in_reasoning (constrain thoughts, too), and, for every request, "
+        "disable_any_whitespace and disable_additional_properties.",
+        group="model",
+    )
     logits_processors: list[str] = arg(
         list,
         "Logits processors to load, each module:Class, the name of an installed one (entry points canter.logits_processors), or the "
@@ -127,9 +146,9 @@ class EngineArgs:
         0, "Most prompt tokens that one request gets in a step; 0 for no limit of its own.", group="scheduler"
     )
     max_prefill_slowdown: float = arg(
-        0.0,
-        "While some generate, compute so few prompt tokens a step that it takes at most so many times as long as one without any. Long "
-        "prompts then wait for those who stream, and take longer. 0 for no such limit.",
+        2.5,
+        "While some generate, compute so little of prompts longer than a step in each that it takes at most so many times as long as one "
+        "without any: such prompts take longer then. 0 for no such limit, the default of LLM and run-batch.",
         group="scheduler",
     )
     enable_chunked_prefill: bool = arg(
@@ -188,6 +207,7 @@ class EngineArgs:
             raise ConfigError(f"logits_processors must be a list of names, got {names!r}.")
         if not isinstance(self.reasoning_config, dict):
             raise ConfigError(f"reasoning_config must be a JSON object, got {self.reasoning_config!r}.")
+        StructuredOutputsConfig.parse(self.structured_outputs_config)
         if not isinstance(self.max_logprobs, int) or self.max_logprobs < -1:
             raise ConfigError(f"max_logprobs must be -1 or an integer of at least 0, got {self.max_logprobs!r}.")
 

@@ -107,6 +107,18 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False):
     num_blocks: int = 0
     step_num_tokens: int = 0
 
+    def after(self, past: EngineStats) -> EngineStats:
+        """These figures with the counters of the engines before, so that none runs backwards."""
+        return msgspec.structs.replace(
+            self,
+            num_preemptions=self.num_preemptions + past.num_preemptions,
+            prefix_queries=self.prefix_queries + past.prefix_queries,
+            prefix_hits=self.prefix_hits + past.prefix_hits,
+            num_steps=self.num_steps + past.num_steps,
+            num_scheduled_tokens=self.num_scheduled_tokens + past.num_scheduled_tokens,
+            num_blocks=self.num_blocks or past.num_blocks,
+        )
+
 
 class Outputs(Message):
     """The deltas of one step, and the engine's state after it."""

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from canter.core.errors import InvalidRequestError
+from canter.core.structured_outputs import StructuredOutputsParams
 
 MAX_N = 128
 MAX_LOGIT_BIAS = 1024
@@ -94,6 +95,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    stop_in_thoughts: bool = True
     truncate_prompt_tokens: int | None = None
     output_kind: OutputKind = OutputKind.CUMULATIVE
     logit_bias: dict[int, float] | None = None
@@ -102,6 +104,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     logprob_token_ids: list[int] | None = None
     repetition_detection: RepetitionDetection | None = None
     thinking_token_budget: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     extra_args: dict[str, Any] | None = None
     stream_interval: int = 1
     eos_token_ids: list[int] = msgspec.field(default_factory=list)
@@ -174,6 +177,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             _integer(self.thinking_token_budget, "thinking_token_budget", 0, MAX_THINKING_TOKENS, hint=" (-1 sets no limit)")
         if self.repetition_detection is not None:
             self.repetition_detection.verify()
+        if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputsParams):
+            raise InvalidRequestError(
+                f"structured_outputs must be StructuredOutputsParams, got {type(self.structured_outputs).__name__}.", "structured_outputs"
+            )
         _integer(self.stream_interval, "stream_interval", 1, MAX_STREAM_INTERVAL)
         if self.n > 1 and self.is_greedy:
             raise InvalidRequestError(

@@ -104,6 +104,16 @@ class StateGroup:
     layer_ids: tuple[int, ...]
 
 
+_LINE = 64
+"""Bytes of a cache line: where fields begin."""
+_APART = 32 * _LINE
+"""Large blocks are an odd number of these: else a layer's share of every block would fall on the same few sets of the caches."""
+
+
+def _padded(num_bytes: int, unit: int) -> int:
+    return -(-num_bytes // unit) * unit
+
+
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
     """Blocks of one size: `num_slots` arrays of `num_blocks` blocks; block ids are unique across the groups of a pool."""
@@ -113,9 +123,24 @@ class PoolSpec:
     fields: tuple[StateField, ...]
 
     @property
+    def slot_bytes(self) -> int:
+        """Bytes from one storage slot to the next: what all slots keep of a block lies together."""
+        return sum(_padded(field.num_bytes, _LINE) for field in self.fields)
+
+    def field_starts(self, slot: int) -> list[int]:
+        """Where each field of a storage slot begins within a block, in bytes."""
+        starts = [slot * self.slot_bytes]
+        for field in self.fields:
+            starts.append(starts[-1] + _padded(field.num_bytes, _LINE))
+        return starts[:-1]
+
+    @property
     def block_bytes(self) -> int:
-        """Bytes that one block id takes over all storage slots."""
-        return self.num_slots * sum(field.num_bytes for field in self.fields)
+        """Bytes that one block id takes over all storage slots, from its block to the next: padding included."""
+        num_bytes = self.num_slots * self.slot_bytes
+        unit = _APART if num_bytes >= 32 * _APART else _LINE
+        units = -(-num_bytes // unit)
+        return (units + (units % 2 == 0)) * unit
 
 
 @dataclass(frozen=True, slots=True)

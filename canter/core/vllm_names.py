@@ -16,7 +16,6 @@ _NO_OFFLOAD = "Canter keeps weights and cache on the device"
 VLLM_ONLY: dict[str, str] = {
     "allowed_local_media_path": _NO_MULTIMODAL,
     "allowed_media_domains": _NO_MULTIMODAL,
-    "api_server_count": "Canter speaks HTTP from one process",
     "attention_backend": "Canter picks each kernel when the model loads",
     "calculate_kv_scales": "Canter has no quantised cache",
     "compilation_config": "Canter does not compile models",
@@ -54,7 +53,6 @@ VLLM_ONLY: dict[str, str] = {
     "skip_tokenizer_init": "Canter always loads the tokenizer",
     "speculative_config": "Canter has no speculative decoding",
     "stream_interval": "requests set stream_interval themselves",
-    "structured_outputs_config": "Canter has no structured outputs",
     "swap_space": "preempted requests are computed again",
     "tensor_parallel_size": _ONE_DEVICE,
     "tokenizer_mode": "Canter has one kind of tokenizer",

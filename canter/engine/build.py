@@ -11,12 +11,14 @@ from canter.checkpoint.model_config import read_model_config
 from canter.checkpoint.resolve import resolve as resolve_checkpoint
 from canter.checkpoint.tensors import open_tensors
 from canter.core.config import DeviceFacts, EngineArgs, EngineConfig, resolve
+from canter.core.grammar import Grammars
 from canter.core.logging import get_logger
 from canter.core.messages import EngineInfo
 from canter.core.state_specs import StateLayout, plan_layout
 from canter.core.timeline import Timeline
 from canter.device import Device, open_device
 from canter.engine.core import EngineCore
+from canter.engine.grammars import make_grammars
 from canter.kernels import set_num_threads
 from canter.logits_processors.interface import LogitsProcessor
 from canter.logits_processors.loading import check_arguments, load_classes
@@ -77,7 +79,8 @@ def build_engine(args: EngineArgs, on_phase: OnPhase | None = None, device: Devi
         size = _size_cache(args, config, layout, device)
         logger.info("%s", size.sentence)
         timeline = Timeline()
-        runner = _build_runner(config, loaded, layout, size, device, plugins, timeline)
+        grammars = make_grammars(args, loaded.vocab_size, device.num_threads)
+        runner = _build_runner(config, loaded, layout, size, device, plugins, timeline, grammars)
     with phases("warm-up"):
         runner.warm_up()
     scheduler = Scheduler(
@@ -97,7 +100,7 @@ def build_engine(args: EngineArgs, on_phase: OnPhase | None = None, device: Devi
     )
     info = _describe(config, loaded.vocab_size, size, phases.seconds, runner.eager_reason)
     depth = PIPELINE_DEPTH if config.async_scheduling else 1
-    return EngineCore(scheduler, runner, info, depth, check_params=partial(check_arguments, plugins), timeline=timeline)
+    return EngineCore(scheduler, runner, info, depth, check_params=partial(check_arguments, plugins), timeline=timeline, grammars=grammars)
 
 
 def _size_cache(args: EngineArgs, config: EngineConfig, layout: StateLayout, device: Device) -> CacheSize:
@@ -127,6 +130,7 @@ def _build_runner(
     device: Device,
     plugins: list[type[LogitsProcessor]],
     timeline: Timeline,
+    grammars: Grammars,
 ) -> ModelRunner:
     return ModelRunner(
         loaded.model,
@@ -140,6 +144,7 @@ def _build_runner(
         enforce_eager=config.enforce_eager,
         logits_processors=plugins,
         timeline=timeline,
+        grammars=grammars,
     )
 
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import queue
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
 
-from canter.core.errors import EngineDeadError, EngineError, InvalidRequestError
+from canter.core.errors import CanterError, EngineDeadError, EngineError, InvalidRequestError
+from canter.core.grammar import Grammar, Grammars
 from canter.core.logging import get_logger
 from canter.core.messages import AddRequest, EngineInfo, EngineStats, RequestDelta
-from canter.core.plan import SchedulePlan, StepOutput
+from canter.core.plan import RowError, SchedulePlan, StepOutput
 from canter.core.sampling_params import SamplingParams
 from canter.core.timeline import Timeline
 from canter.scheduler.scheduler import Scheduler
 
 logger = get_logger(__name__)
+
+IDLE_SECONDS = 0.005
+"""Longest wait for a grammar by an engine that has nothing else to do."""
 
 
 class PendingOutput(Protocol):
@@ -44,7 +50,8 @@ class EngineCore:
 
     `step` schedules ahead: while `depth` is 2, step N+1 is planned and launched before the tokens of step N are known
     to the host; they reach it on the device. With `depth` 1 every step is awaited before the next is planned. `check_params`
-    raises `InvalidRequestError` for parameters that only this engine can judge.
+    raises `InvalidRequestError` for parameters that only this engine can judge. `grammars` compiles what requests want their outputs
+    to obey, while the requests are held.
     """
 
     def __init__(
@@ -56,8 +63,11 @@ class EngineCore:
         clock: Callable[[], float] = time.time,
         check_params: Callable[[SamplingParams], None] | None = None,
         timeline: Timeline | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.info = info
+        self._grammars = grammars
+        self._compiled: queue.SimpleQueue[tuple[str, Future[Grammar]]] = queue.SimpleQueue()
         self._timeline = timeline or Timeline()
         self._is_paused = False
         self._scheduler = scheduler
@@ -92,7 +102,27 @@ class EngineCore:
         request.sampling.verify_vocabulary(vocab_size, -1)
         if self._check_params is not None:
             self._check_params(request.sampling)
-        self._scheduler.add(request, self._clock())
+        grammar = self._compile(request.sampling)
+        is_ready = grammar is None or grammar.done()
+        if grammar is not None and is_ready:
+            grammar.result()  # raises why it was refused
+        self._scheduler.add(request, self._clock(), is_ready)
+        if grammar is not None and not is_ready:
+            request_id = request.request_id
+            grammar.add_done_callback(lambda done: self._compiled.put((request_id, done)))
+
+    def check_params(self, sampling: SamplingParams) -> None:
+        """Raise `InvalidRequestError` for a constraint that can't be served. Waits for its grammar."""
+        if sampling.structured_outputs is not None and self._grammars is not None:
+            self._grammars.check_now(sampling.structured_outputs)
+
+    def _compile(self, sampling: SamplingParams) -> Future[Grammar] | None:
+        """The grammar that a request wants, under way or done."""
+        if sampling.structured_outputs is None:
+            return None
+        if self._grammars is None:
+            raise InvalidRequestError("structured_outputs are not served by this engine.", "structured_outputs")
+        return self._grammars.submit(sampling.structured_outputs)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests; their last deltas come with the next `step`. Unknown ids are ignored."""
@@ -102,6 +132,7 @@ class EngineCore:
         """Plan ahead, wait for the oldest step in flight, and return what is new."""
         timeline = self._timeline
         timeline.next_step()
+        self._take_grammars()
         self._deltas.extend(self._scheduler.expire(self._clock()))
         while len(self._in_flight) < self._depth and self._wants_step():
             plan = timeline.around("schedule", lambda: self._scheduler.schedule(self._clock()))()
@@ -121,7 +152,29 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether `step` has something to do: requests to run, rows to drop, steps in flight, or deltas to give out."""
-        return bool(self._in_flight or self._deltas) or self._wants_step()
+        return bool(self._in_flight or self._deltas or self._scheduler.has_held) or self._wants_step()
+
+    def _take_grammars(self) -> None:
+        """Let in the requests whose grammars are done. With nothing else to do, wait for one, but not so long as to keep a message
+        waiting."""
+        if not self._scheduler.has_held:
+            return
+        is_idle = not (self._in_flight or self._deltas or self._wants_step())
+        try:
+            while True:
+                request_id, grammar = self._compiled.get(is_idle, IDLE_SECONDS if is_idle else None)
+                is_idle = False
+                error = grammar.exception()
+                if error is None:
+                    self._scheduler.release(request_id)
+                    continue
+                if not isinstance(error, CanterError):
+                    logger.error("a grammar could not be compiled", exc_info=error)
+                known = isinstance(error, CanterError)
+                reason = RowError(str(error), type(error).__name__) if known else RowError("The grammar could not be compiled.")
+                self._deltas.extend(self._scheduler.refuse(request_id, reason))
+        except queue.Empty:
+            return
 
     def _wants_step(self) -> bool:
         return not self._is_paused and self._scheduler.has_work()
@@ -156,6 +209,8 @@ class EngineCore:
         while self._in_flight:
             self._finish_oldest()
         self._runner.shutdown()
+        if self._grammars is not None:
+            self._grammars.shutdown()
 
     def _finish_oldest(self) -> None:
         """Wait for the oldest step in flight. Whatever interrupts the wait, the step stays in flight."""

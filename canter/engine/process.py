@@ -1,20 +1,19 @@
-"""The engine process: `python -m canter.engine.process`, started by a client.
+"""The engine process: `python -m canter.engine`, started by a client.
 
 The client writes one line of JSON to its stdin: {"address": ZMQ address of the client's ROUTER socket, "args":
 {engine arguments}, "black_box": descriptor where the engine notes which requests run}. The engine connects a DEALER
 socket and sends `LoadPhase` messages, then `Ready` or `Failed`, then serves. It ends on `Shutdown`, and at once when its
-stdin closes: then the client is gone.
+stdin closes: then the client is gone. A client that closes it before that line wanted no engine after all.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
+import gc
 import json
 import os
 import signal
 import sys
-import threading
 from typing import Any
 
 import msgspec
@@ -24,6 +23,7 @@ from canter.core import messages
 from canter.core.black_box import write_running
 from canter.core.config import EngineArgs
 from canter.core.errors import CanterError, EngineError
+from canter.core.lifeline import end_with_parent
 from canter.core.logging import configure_logging, get_logger
 from canter.core.messages import (
     AbortRequests,
@@ -38,12 +38,12 @@ from canter.core.messages import (
     Utility,
     UtilityResult,
 )
+from canter.device import CudaDevice
+from canter.engine import lean_torch
 from canter.engine.build import build_engine
 from canter.engine.core import EngineCore
 
 logger = get_logger(__name__)
-
-_PR_SET_PDEATHSIG = 1
 
 
 class EngineProcess:
@@ -126,9 +126,11 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches the client, which stops this process
     configure_logging("engine")
     import_seconds = _seconds_since_process_start()
-    start = json.loads(sys.stdin.readline())
-    _die_with_client()
-    threading.Thread(target=_exit_with_client, name="canter-parent-watch", daemon=True).start()
+    line = sys.stdin.readline()
+    if not line:
+        return 0
+    start = json.loads(line)
+    end_with_parent()
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.SNDHWM, 0)
@@ -137,6 +139,7 @@ def main() -> int:
     try:
         return _load_and_serve(socket, start["args"], start["black_box"], import_seconds)
     finally:
+        gc.unfreeze()  # the interpreter's end clears away what is in cycles, and finds nothing frozen
         socket.close(linger=2000)
         context.term()
 
@@ -146,6 +149,8 @@ def _load_and_serve(socket: zmq.Socket[bytes], arguments: dict[str, Any], black_
         send(socket, LoadPhase(name, seconds))
 
     on_phase("import", import_seconds)
+    if arguments["logits_processors"] or CudaDevice.is_available():
+        lean_torch.complete()
     try:
         core = build_engine(EngineArgs.parse(**arguments), on_phase)
     except (CanterError, OSError, MemoryError) as error:
@@ -156,6 +161,8 @@ def _load_and_serve(socket: zmq.Socket[bytes], arguments: dict[str, Any], black_
         logger.exception("start failed")
         send(socket, Failed(f"The engine could not start: {type(error).__name__}: {error}"))
         return 1
+    gc.freeze()  # the model and the modules stay: a collection has no need to look at them
+    gc.enable()
     write_running(black_box, [])
     core.on_new_rows = functools.partial(write_running, black_box)
     send(socket, Ready(core.info))
@@ -168,27 +175,9 @@ def _load_and_serve(socket: zmq.Socket[bytes], arguments: dict[str, Any], black_
     return 0
 
 
-def _die_with_client() -> None:
-    """Ask the kernel to kill this process with the client's: also while it is stopped and can't read the end of its stdin."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _exit_with_client() -> None:
-    """Wait for the end of stdin, which the client holds open as long as it lives."""
-    # Not through `sys.stdin`: its lock, held here while waiting, would abort the interpreter's exit.
-    while os.read(0, 1 << 16):
-        continue
-    os._exit(0)
-
-
 def _seconds_since_process_start() -> float:
     """Seconds since the kernel started this process: interpreter and imports."""
     with open("/proc/self/stat", encoding="ascii", errors="replace") as stat:
         ticks = int(stat.read().rpartition(")")[2].split()[19])
     with open("/proc/uptime", encoding="ascii") as uptime:
         return max(0.0, float(uptime.read().split()[0]) - ticks / os.sysconf("SC_CLK_TCK"))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,7 +16,7 @@ Case = tuple[Any, ...]
 """Positional arguments of one call."""
 
 
-def _normal(rng: Generator, dtype: torch.dtype, *shape: int, scale: float = 1.0) -> Tensor:
+def normal(rng: Generator, dtype: torch.dtype, *shape: int, scale: float = 1.0) -> Tensor:
     return (torch.randn(shape, generator=rng) * scale).to(dtype)
 
 
@@ -61,7 +61,7 @@ def packed_part(rng: Generator, format: str, outputs: int, width: int) -> Packed
         whole = torch.randint(-127, 128, (outputs, width), generator=rng, dtype=torch.int8)
         packer().pack_i8(part, whole, (torch.rand(outputs, generator=rng) + 0.5) * width**-0.5 / 64)
     else:
-        packer().pack_floats(part, _normal(rng, torch.float32, outputs, width, scale=width**-0.5))
+        packer().pack_floats(part, normal(rng, torch.float32, outputs, width, scale=width**-0.5))
     return part
 
 
@@ -79,14 +79,14 @@ def packed_linear_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
         elements = 256 if format.endswith("_k") else 32 if format == "w4" or format in _BLOCKS else 1
         for i, (rows, outputs, blocks) in enumerate(((0, 16, 1), (1, 1, 1), (2, 33, 5), (5, 130, 2), (33, 47, 3), (130, 70, 9))):
             width = elements * blocks if elements > 1 else (1, 1, 127, 64, 577, 1030)[i]
-            bias = _normal(rng, dtype, outputs) if i % 2 else None
-            x = _normal(rng, dtype, rows, width, scale=0.1 if format in _BLOCKS else 1.0)
+            bias = normal(rng, dtype, outputs) if i % 2 else None
+            x = normal(rng, dtype, rows, width, scale=0.1 if format in _BLOCKS else 1.0)
             cases.append((x, PackedMatrix((packed_part(rng, format, outputs, width),)), bias))
     for rows in (1, 9, 140):
         parts = tuple(
             packed_part(rng, format, outputs, 512) for format, outputs in (("q4_k", 33), ("i8", 1), ("bf16", 64), ("q6_k", 20), ("f32", 5))
         )
-        cases.append((_normal(rng, dtype, rows, 700, scale=0.1)[:, 100:612], PackedMatrix(parts), _normal(rng, torch.float32, 123)))
+        cases.append((normal(rng, dtype, rows, 700, scale=0.1)[:, 100:612], PackedMatrix(parts), normal(rng, torch.float32, 123)))
     return cases
 
 
@@ -95,12 +95,12 @@ def linear_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     sizes = [(0, 5, 8), (1, 1, 1), (1, 67, 576), (2, 33, 127), (3, 48, 64), (4, 130, 1), (5, 31, 1029), (13, 95, 2051), (70, 70, 96)]
     cases: list[Case] = []
     for i, (rows, outputs, width) in enumerate(sizes):
-        bias = _normal(rng, torch.float32 if i % 3 else torch.bfloat16, outputs) if i % 2 else None
+        bias = normal(rng, torch.float32 if i % 3 else torch.bfloat16, outputs) if i % 2 else None
         format = "f32" if dtype == torch.float32 and i % 3 else "bf16"
-        weight = packed_floats(format, _normal(rng, dtype, outputs, width, scale=width**-0.5))
-        cases.append((_normal(rng, dtype, rows, width), weight, bias))
-    large = packed_floats("f32" if dtype == torch.float32 else "bf16", _normal(rng, dtype, 9, 40, scale=1e15))
-    cases.append((_normal(rng, dtype, 3, 40, scale=1e15), large, _normal(rng, dtype, 9)))
+        weight = packed_floats(format, normal(rng, dtype, outputs, width, scale=width**-0.5))
+        cases.append((normal(rng, dtype, rows, width), weight, bias))
+    large = packed_floats("f32" if dtype == torch.float32 else "bf16", normal(rng, dtype, 9, 40, scale=1e15))
+    cases.append((normal(rng, dtype, 3, 40, scale=1e15), large, normal(rng, dtype, 9)))
     return [*cases, *packed_linear_inputs(rng, dtype)]
 
 
@@ -114,9 +114,9 @@ def embedding_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
             cases.append((ids, BlockRows(format.upper(), blocks.reshape(-1), (37, 512)), scale, dtype))
     for rows, vocab, hidden, scale in [(1, 1, 1, 1.0), (17, 50, 33, 1.0), (9, 31, 64, 3072**0.5), (300, 31, 48, 0.3)]:
         ids = torch.randint(vocab, (rows,), generator=rng)
-        cases.append((ids, packed_floats("bf16" if rows % 2 else "f32", _normal(rng, dtype, vocab, hidden)), scale, dtype))
+        cases.append((ids, packed_floats("bf16" if rows % 2 else "f32", normal(rng, dtype, vocab, hidden)), scale, dtype))
     for name, source in (("F32", torch.float32), ("F16", torch.float16), ("BF16", torch.bfloat16)):
-        table = _normal(rng, source, 11, 33).view(torch.uint8).numpy().reshape(-1)
+        table = normal(rng, source, 11, 33).view(torch.uint8).numpy().reshape(-1)
         cases.append((torch.randint(11, (5,), generator=rng), BlockRows(name, table, (11, 33)), 2.5, dtype))
     return cases
 
@@ -134,19 +134,19 @@ _NORM_SHAPES: Sequence[tuple[tuple[int, ...], float]] = (
 
 def rms_norm_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     return [
-        (_normal(rng, dtype, *shape, scale=scale), _normal(rng, dtype, shape[-1]), 1e-6, plus_one, cast_first)
+        (normal(rng, dtype, *shape, scale=scale), normal(rng, dtype, shape[-1]), 1e-6, plus_one, cast_first)
         for shape, scale in _NORM_SHAPES
         for plus_one, cast_first in ((False, True), (True, False), (False, False), (True, True))
     ]
 
 
 def add_rms_norm_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
-    return [(case[0], _normal(rng, dtype, *case[0].shape), *case[1:]) for case in rms_norm_inputs(rng, dtype)]
+    return [(case[0], normal(rng, dtype, *case[0].shape), *case[1:]) for case in rms_norm_inputs(rng, dtype)]
 
 
 def gated_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     cases: list[Case] = [
-        (_normal(rng, dtype, rows, 2 * width, scale=scale),)
+        (normal(rng, dtype, rows, 2 * width, scale=scale),)
         for rows, width, scale in ((0, 8, 1.0), (1, 1, 1.0), (3, 37, 4.0), (70, 129, 1.0), (2, 1536, 100.0), (3, 40, 1e12))
     ]
     edges = torch.tensor([0.0, -0.0, 88.0, -88.0, 89.0, -89.0, 104.0, -104.0, 1e4, -1e4, 1e30, -1e30, 1e-30, -1e-30], dtype=dtype)
@@ -156,8 +156,8 @@ def gated_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
 
 def softcap_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     shapes: list[tuple[tuple[int, ...], float]] = [((0, 7), 1.0), ((5, 33), 40.0), ((2, 3, 257), 1e-3), ((1, 4099), 1e6)]
-    cases: list[Case] = [(_normal(rng, dtype, *shape, scale=scale), 30.0) for shape, scale in shapes]
-    cases.append((_normal(rng, dtype, 3, 50, scale=60.0), 50.0))
+    cases: list[Case] = [(normal(rng, dtype, *shape, scale=scale), 30.0) for shape, scale in shapes]
+    cases.append((normal(rng, dtype, 3, 50, scale=60.0), 50.0))
     return cases
 
 
@@ -173,7 +173,7 @@ def rotary_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
         angles = torch.rand((90, rot_dim // 2), generator=rng) * 6.3
         table = torch.cat((angles.cos(), angles.sin()), -1)
         positions = torch.randint(90, (rows,), generator=rng)
-        fused = _normal(rng, dtype, rows, (q_heads + 2 * k_heads) * head_dim)  # q and k as a fused projection leaves them
+        fused = normal(rng, dtype, rows, (q_heads + 2 * k_heads) * head_dim)  # q and k as a fused projection leaves them
         q, k = fused[:, : q_heads * head_dim], fused[:, q_heads * head_dim : (q_heads + k_heads) * head_dim]
         cases.append((q.unflatten(1, (q_heads, head_dim)), k.unflatten(1, (k_heads, head_dim)), positions, table, rot_dim))
     return cases
@@ -202,7 +202,7 @@ def write_kv_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
         for cache_dtype in CACHE_DTYPES:
             slots = torch.randperm(num_blocks * block_size, generator=rng)[:rows]
             slots[1::4] = -1
-            k, v = (_normal(rng, dtype, rows, heads, head_dim, scale=5.0) for _ in range(2))
+            k, v = (normal(rng, dtype, rows, heads, head_dim, scale=5.0) for _ in range(2))
             k[4:5] = 0
             if cache_dtype in (torch.float8_e4m3fn, torch.float16):  # from below its smallest to beyond its greatest
                 k = k * torch.logspace(*((-4, 3) if cache_dtype == torch.float8_e4m3fn else (-9, 5)), head_dim).to(dtype)
@@ -245,12 +245,12 @@ def attention_case(
         table[b, :hidden] = 0
     keys, values, *scales = empty_cache(cache_dtype or dtype, num_blocks, k_heads, block_size, head_dim, float("nan"))
     slots = (torch.tensor(owned, dtype=torch.int64)[:, None] * block_size + torch.arange(block_size)).flatten()
-    k, v = (_normal(rng, dtype, len(slots), k_heads, head_dim) for _ in range(2))
+    k, v = (normal(rng, dtype, len(slots), k_heads, head_dim) for _ in range(2))
     attention.write_kv(k, v, keys, values, slots, *scales)
     starts = torch.tensor([0, *(queries for queries, _ in requests)]).cumsum(0).int()
-    q = _normal(rng, dtype, int(starts[-1]) + padding, q_heads, head_dim, scale=score_scale)
+    q = normal(rng, dtype, int(starts[-1]) + padding, q_heads, head_dim, scale=score_scale)
     lengths = torch.tensor([length for _, length in requests], dtype=torch.int32)
-    extra = _normal(rng, torch.float32, q_heads, scale=3.0) if sinks else None
+    extra = normal(rng, torch.float32, q_heads, scale=3.0) if sinks else None
     return (q, keys, values, table, starts, lengths, head_dim**-0.5, window, softcap, extra, *scales)
 
 
@@ -371,6 +371,17 @@ def allow_tokens_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
         starts = torch.tensor([0, *sizes]).cumsum(0)
         lines = torch.randperm(4, generator=rng)[: len(sizes)]
         cases.append((torch.randn(4, vocab, generator=rng), lines, starts, torch.cat([*ids, torch.empty(0, dtype=torch.int64)])))
+    return cases
+
+
+def mask_tokens_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    """Words with all bits, no bit, and some."""
+    cases: list[Case] = []
+    for vocab, number in [(1, 1), (32, 3), (67, 4), (1000, 2), (131, 0)]:
+        masks = torch.randint(-(2**31), 2**31, (number, (vocab + 31) // 32), generator=rng).to(torch.int32)
+        kind = torch.randint(3, masks.shape, generator=rng)
+        masks = torch.where(kind == 0, 0, torch.where(kind == 1, -1, masks)).to(torch.int32)
+        cases.append((torch.randn(4, vocab, generator=rng), torch.randperm(4, generator=rng)[:number], masks))
     return cases
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from canter.kernels import inputs
-from canter.kernels.reference import activation, attention, linear, norm, rotary, sampling, step
+from canter.kernels import inputs, recurrent_inputs
+from canter.kernels.reference import activation, attention, linear, norm, recurrent, rotary, sampling, step
 
 Kernel = Callable[..., Any]
 Rejects = Callable[..., str | None]
@@ -74,12 +74,20 @@ OPS: dict[str, Op] = {
         Op("rotary", rotary.rotary, inputs.rotary_inputs, _tolerance((1e-5, 1e-6)), mutates=(0, 1)),
         Op("write_kv", attention.write_kv, inputs.write_kv_inputs, _EXACT, mutates=(2, 3, 5, 6)),
         Op("paged_attention", attention.paged_attention, inputs.attention_inputs, _tolerance((1e-4, 1e-5))),
+        Op("causal_conv", recurrent.causal_conv, recurrent_inputs.causal_conv_inputs, _tolerance((1e-5, 1e-5)), mutates=(3,)),
+        Op("ssd_scan", recurrent.ssd_scan, recurrent_inputs.ssd_scan_inputs, _tolerance((1e-4, 1e-4)), mutates=(7,)),
+        Op("selective_scan", recurrent.selective_scan, recurrent_inputs.selective_scan_inputs, _tolerance((1e-4, 1e-4)), mutates=(8,)),
+        Op("gated_delta", recurrent.gated_delta, recurrent_inputs.gated_delta_inputs, _tolerance((1e-4, 1e-4)), mutates=(5,)),
+        Op("l2_norm", recurrent.l2_norm, recurrent_inputs.l2_norm_inputs, _all((1e-5, 1e-7))),
+        Op("decay_gate", recurrent.decay_gate, recurrent_inputs.decay_gate_inputs, _all((1e-5, 1e-7))),
+        Op("gated_rms_norm", recurrent.gated_rms_norm, recurrent_inputs.gated_rms_norm_inputs, _tolerance((1e-5, 1e-6))),
         Op("gather_step", step.gather_step, inputs.gather_step_inputs, _EXACT, mutates=(4,)),
         Op("advance_step", step.advance_step, inputs.advance_step_inputs, _EXACT, mutates=(5, 6, 7)),
         Op("greedy_tokens", sampling.greedy_tokens, inputs.greedy_tokens_inputs, _EXACT),
         Op("draw_tokens", sampling.draw_tokens, inputs.draw_tokens_inputs, _EXACT),
         Op("keep_tokens", sampling.keep_tokens, inputs.keep_tokens_inputs, _EXACT, mutates=(0,)),
         Op("allow_tokens", sampling.allow_tokens, inputs.allow_tokens_inputs, _EXACT, mutates=(0,)),
+        Op("mask_tokens", sampling.mask_tokens, inputs.mask_tokens_inputs, _EXACT, mutates=(0,)),
         Op("add_to_tokens", sampling.add_to_tokens, inputs.add_to_tokens_inputs, _EXACT, mutates=(0,)),
         Op("forbid_words", sampling.forbid_words, inputs.forbid_words_inputs, _EXACT, mutates=(0,)),
         Op("penalize", sampling.penalize, inputs.penalize_inputs, _EXACT, mutates=(0,)),

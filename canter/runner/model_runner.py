@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 
+from canter.core.grammar import Grammars
 from canter.core.plan import NewRow, RowError, ScheduledRow, SchedulePlan, StepOutput, TokenLogprobs
 from canter.core.sampling_params import SamplingParams
 from canter.core.state_specs import StateLayout
@@ -72,6 +74,7 @@ class ModelRunner:
         enforce_eager: bool = False,
         logits_processors: Sequence[type[LogitsProcessor]] = (),
         timeline: Timeline | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self._device = device
         self._timeline = timeline or Timeline()
@@ -82,7 +85,7 @@ class ModelRunner:
         self._table = RequestTable(max_num_rows, max_model_len, self._block_sizes, num_draft_tokens, device)
         self._pool = StatePool(layout, num_blocks, device)
         self._steps = make_steps(model, self._pool.caches, self._pool.group_of_layer, enforce_eager)
-        self._sampler = Sampler(max_num_rows, vocab_size, device.torch_device, seed, logits_processors, max_model_len)
+        self._sampler = Sampler(max_num_rows, vocab_size, device.torch_device, seed, logits_processors, max_model_len, grammars)
         self._prompt_logprobs = PromptLogprobPlanner()
 
     @property
@@ -122,6 +125,7 @@ class ModelRunner:
         if not plan.rows:
             return None
         batch = build_input_batch(plan, self._table, self._block_sizes)
+        self._sampler.prepare(self._sample_batch(batch))
         ctx = StepContext(
             positions=batch.positions,
             query_start_loc=batch.query_start_loc,
@@ -161,7 +165,9 @@ class ModelRunner:
         copy = self._device.copy_to_host(tensors)
         if len(accepted.sampling_np):
             rows_np = batch.rows_np[accepted.sampling_np]
-            self._sampler.record(rows_np, accepted.rows, accepted.token_ids, accepted.num_sampled)
+            self._sampler.record(
+                rows_np, accepted.rows, accepted.token_ids, accepted.num_sampled, partial(_told, copy, len(output.tensors))
+            )
         return _Sampled(batch, output, accepted, copy, prompt_parts)
 
     def _sample_batch(self, batch: InputBatch) -> SampleBatch:
@@ -196,6 +202,12 @@ class ModelRunner:
             tensors.extend(found)
             parts.append((scheduled.request_id, len(found)))
         return tensors, parts
+
+
+def _told(copy: HostCopy, num_before: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Accepted tokens and their counts, on the host."""
+    tensors = copy.wait()
+    return tensors[num_before], tensors[num_before + 1]
 
 
 @dataclass(frozen=True, slots=True)

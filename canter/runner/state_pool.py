@@ -9,35 +9,16 @@ import torch
 from canter.core.state_specs import PoolSpec, StateLayout
 from canter.device import Device
 
-_LINE = 64
-"""Bytes of a cache line: where fields begin."""
-_APART = 32 * _LINE
-"""Large blocks are an odd number of these: else a layer's share of every block would fall on the same few sets of the caches."""
-
-
-def _padded(num_bytes: int, unit: int) -> int:
-    return -(-num_bytes // unit) * unit
-
-
-def _block_stride(num_bytes: int) -> int:
-    """Bytes from a block to the next."""
-    unit = _APART if num_bytes >= 32 * _APART else _LINE
-    return _padded(num_bytes, unit) + (unit if _padded(num_bytes, unit) // unit % 2 == 0 else 0)
-
 
 def _storage(pool: PoolSpec, num_blocks: int, device: Device) -> list[dict[str, torch.Tensor]]:
     """The tensors of each slot. What all slots keep of a block lies together, so that a page holds whole blocks, even a large one."""
-    places = []
-    end = 0
-    for _ in range(pool.num_slots):
-        for field in pool.fields:
-            places.append(end)
-            end += _padded(field.num_bytes, _LINE)
-    memory = device.zeros((num_blocks, _block_stride(end)), torch.uint8)
-    each = iter(places)
+    memory = device.zeros((num_blocks, pool.block_bytes), torch.uint8)
     return [
-        {f.name: memory.narrow(1, next(each), f.num_bytes).view(getattr(torch, f.dtype)).view(-1, *f.shape) for f in pool.fields}
-        for _ in range(pool.num_slots)
+        {
+            f.name: memory.narrow(1, start, f.num_bytes).view(getattr(torch, f.dtype)).view(-1, *f.shape)
+            for f, start in zip(pool.fields, pool.field_starts(slot), strict=True)
+        }
+        for slot in range(pool.num_slots)
     ]
 
 

@@ -15,8 +15,10 @@ REPETITION_DETECTED = "repetition_detected"
 
 
 class RequestStatus(Enum):
-    """WAITING -> RUNNING -> FINISHED; RUNNING -> PREEMPTED -> RUNNING. Only a RUNNING request has a row in the runner."""
+    """WAITING -> RUNNING -> FINISHED; RUNNING -> PREEMPTED -> RUNNING. Only a RUNNING request has a row in the runner. HELD -> WAITING
+    is the way of one that lacks something when it comes."""
 
+    HELD = "held"
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
@@ -77,7 +79,8 @@ class Request:
         self.max_total_tokens = max_model_len
         if sampling.max_tokens is not None:
             self.max_total_tokens = min(max_model_len, self.num_prompt_tokens + sampling.max_tokens)
-        self.min_tokens = sampling.min_tokens
+        # Where a grammar leaves nothing but the end, that comes before `min_tokens`; elsewhere the sampler sees to them.
+        self.min_tokens = sampling.min_tokens if sampling.structured_outputs is None else 0
         self.stop_token_ids = frozenset(sampling.all_stop_token_ids)
         self.eos_token_ids = frozenset(() if sampling.ignore_eos else sampling.eos_token_ids)
         self.priority = message.priority
@@ -122,6 +125,11 @@ class Request:
         known = len(self.token_ids) + self.num_output_placeholders + len(self.draft_token_ids)
         last = self.max_total_tokens - 1
         return (known if known < last else last) - self.num_computed_tokens
+
+    @property
+    def num_uncached_tokens(self) -> int:
+        """Tokens known, less those that came from the prefix cache when it was first admitted."""
+        return self.num_tokens - self.num_cached_tokens
 
     @property
     def is_prefilling(self) -> bool:

@@ -55,13 +55,14 @@ class _Grant:
 class _Flight:
     """A planned step whose output is awaited. `rows[i]`: request, first position, placeholders that the row added.
 
-    `num_prompt_tokens`: tokens of rows that had more to compute than one that generates.
+    `num_prompt_tokens`: tokens of rows that had more to compute than one that generates; `num_long_tokens` are of long prompts.
     """
 
     step_id: int
     rows: list[tuple[Request, int, int]]
     planned_at: float = 0.0
     num_prompt_tokens: int = 0
+    num_long_tokens: int = 0
     num_generating: int = 0
 
 
@@ -105,7 +106,7 @@ class Scheduler:
         self._max_row_tokens = max_num_batched_tokens
         if enable_chunked_prefill and long_prefill_token_threshold > 0:
             self._max_row_tokens = min(max_num_batched_tokens, long_prefill_token_threshold)
-        self._pace = PrefillPace(max_prefill_slowdown) if enable_chunked_prefill and max_prefill_slowdown else None
+        self._pace = PrefillPace(max_prefill_slowdown if enable_chunked_prefill else 0.0, max_num_batched_tokens)
         self._last_update = 0.0
         self._device_drafts = (DRAFT_ON_DEVICE,) * num_draft_tokens
         self.cache = CacheCoordinator(layout, num_blocks, CacheLimits(max_model_len, max_num_batched_tokens, num_draft_tokens))
@@ -115,26 +116,28 @@ class Scheduler:
         self._hasher = PrefixHasher(layout.hash_block_size)
         self._requests: dict[str, Request] = {}
         self._waiting = make_queue(policy)
+        self._held: dict[str, Request] = {}
         self._running: list[Request] = []
         self._flights: deque[_Flight] = deque()
         self._finished_ids: list[str] = []
         self._next_step_id = 0
         self._num_arrivals = 0
-        self._prompt_budget = 0
         self._refused: tuple[Request, int] | None = None
         self._counters = EngineStats(num_blocks=self.cache.num_usable_blocks())
 
     # events
 
-    def add(self, message: AddRequest, now: float) -> None:
+    def add(self, message: AddRequest, now: float, is_ready: bool = True) -> None:
         """Queue a request. Raises `InvalidRequestError` for one that can never be served, `QueueFullError` when too many wait.
 
-        One that goes on from an engine before this one was in a queue already: the bound is not for it.
+        One that goes on from an engine before this one was in a queue already: the bound is not for it. One that is not ready lacks
+        something that it can't run without, such as its grammar; it holds up nobody, and enters the queue with `release`.
         """
         self._verify_request(message)
         is_new = message.output_token_ids is None
-        if is_new and self.max_num_queued_reqs is not None and len(self._waiting) >= self.max_num_queued_reqs:
-            raise QueueFullError(f"{len(self._waiting)} requests wait already, the most that this engine queues. Retry later.")
+        num_waiting = len(self._waiting) + len(self._held)
+        if is_new and self.max_num_queued_reqs is not None and num_waiting >= self.max_num_queued_reqs:
+            raise QueueFullError(f"{num_waiting} requests wait already, the most that this engine queues. Retry later.")
         self._verify_queued_tokens(message)
         request = Request(message, now, self._num_arrivals, self.max_model_len, self.cache.new_cache())
         if request.max_total_tokens > self.max_request_tokens:
@@ -144,7 +147,22 @@ class Scheduler:
         request.publish_at = self._hasher.block_size if self.enable_prefix_caching else NEVER
         self._num_arrivals += 1
         self._requests[request.request_id] = request
-        self._waiting.push(request)
+        if is_ready:
+            self._waiting.push(request)
+        else:
+            request.status = RequestStatus.HELD
+            self._held[request.request_id] = request
+
+    def release(self, request_id: str) -> None:
+        """What the request lacked is there. An id that is not held (any more) is ignored."""
+        request = self._held.pop(request_id, None)
+        if request is not None:
+            request.status = RequestStatus.WAITING
+            self._waiting.push(request)
+
+    def refuse(self, request_id: str, error: RowError) -> list[RequestDelta]:
+        """End a request with an error; unknown and ended ids are ignored."""
+        return self._end_with_errors({request_id: error})
 
     def abort(self, request_ids: Iterable[str], now: float) -> list[RequestDelta]:
         """End requests at once; unknown and ended ids are ignored. Each live one gets its last delta, of reason "abort"."""
@@ -201,9 +219,10 @@ class Scheduler:
         if not plan.rows:
             return []
         flight = self._take_flight(plan, output)
-        if self._pace is not None and flight.num_generating:
+        if flight.num_generating:
             # A step begins when the one before has ended, or when it is planned.
-            self._pace.note(flight.num_prompt_tokens, max(0.0, now - max(self._last_update, flight.planned_at)))
+            seconds = max(0.0, now - max(self._last_update, flight.planned_at))
+            self._pace.note(flight.num_prompt_tokens, flight.num_long_tokens, seconds)
         self._last_update = now
         deltas = self._end_with_errors(output.errors)
         any_ended = False
@@ -252,6 +271,11 @@ class Scheduler:
         """Whether any request is alive."""
         return bool(self._requests)
 
+    @property
+    def has_held(self) -> bool:
+        """Whether any request lacks something that it can't run without."""
+        return bool(self._held)
+
     def has_work(self) -> bool:
         """Whether `schedule` has something to plan: tokens to compute or rows to drop.
 
@@ -276,7 +300,7 @@ class Scheduler:
         counters = self._counters
         return EngineStats(
             num_running=len(self._running),
-            num_waiting=len(self._waiting),
+            num_waiting=len(self._waiting) + len(self._held),
             cache_usage=self.cache.usage(),
             num_preemptions=counters.num_preemptions,
             prefix_queries=counters.prefix_queries,
@@ -294,7 +318,9 @@ class Scheduler:
         waiting = list(self._waiting)
         assert len(waiting) == len(self._waiting) == len(set(waiting))
         assert len(self._running) == len(set(self._running)) <= self.max_num_seqs
-        assert sorted(r.request_id for r in waiting + self._running) == sorted(self._requests)
+        held = list(self._held.values())
+        assert all(request.status is RequestStatus.HELD for request in held)
+        assert sorted(r.request_id for r in waiting + held + self._running) == sorted(self._requests)
         pending = dict.fromkeys(self._requests.values(), 0)
         for request, _, num_pending in (row for flight in self._flights for row in flight.rows):
             if request in pending:
@@ -314,7 +340,7 @@ class Scheduler:
             assert request.num_computed_tokens < num_known
             assert not request.num_output_placeholders or request.num_computed_tokens + 1 == num_known
         else:
-            assert request in set(self._waiting)
+            assert request in set(self._waiting) or request in self._held.values()
             assert request.num_computed_tokens == 0 and not request.draft_token_ids and not request.cache.capacity
             assert not request.num_output_placeholders or request.status is RequestStatus.PREEMPTED
 
@@ -363,7 +389,7 @@ class Scheduler:
     def _grant_running(self, plan: SchedulePlan) -> tuple[list[_Grant], int, bool]:
         """Share out the budget among running requests, in order. Returns grants, budget left, and whether memory sufficed."""
         budget = self.max_num_batched_tokens
-        self._prompt_budget = self._prompt_tokens_allowed()
+        self._pace.begin(any(not request.is_prefilling for request in self._running))
         grants: list[_Grant] = []
         has_memory = True
         i = 0
@@ -373,7 +399,7 @@ class Scheduler:
             num_tokens = min(request.num_wanted_tokens, budget, self._max_row_tokens)
             is_prefilling = request.is_prefilling
             if is_prefilling:
-                num_tokens = min(num_tokens, self._prompt_budget)
+                num_tokens = min(num_tokens, self._pace.share(request.num_uncached_tokens))
             if num_tokens <= 0:
                 continue
             new_block_ids: tuple[list[int], ...] | None = ()
@@ -388,14 +414,9 @@ class Scheduler:
             if new_block_ids is not None:
                 grants.append(_Grant(request, num_tokens, new_block_ids))
                 budget -= num_tokens
-                self._prompt_budget -= num_tokens if is_prefilling else 0
+                if is_prefilling:
+                    self._pace.take(request.num_uncached_tokens, num_tokens)
         return grants, budget, has_memory
-
-    def _prompt_tokens_allowed(self) -> int:
-        """Prompt tokens of the step being planned: all that fit, or what those who generate can bear."""
-        if self._pace is None or all(request.is_prefilling for request in self._running):
-            return self.max_num_batched_tokens
-        return self._pace.limit
 
     def _grow(self, request: Request, num_tokens: int) -> tuple[list[int], ...] | None:
         """Slots for the first `num_tokens` tokens, or None. Windows move by what drafts in flight can't take back."""
@@ -442,23 +463,23 @@ class Scheduler:
     def _admit_waiting(self, plan: SchedulePlan, flight: _Flight, budget: int, now: float) -> int:
         """Admit in strict order while budget, rows and memory last; returns the budget left."""
         reserved: list[int] | None = None
-        while budget > 0 and self._prompt_budget > 0 and len(self._running) < self.max_num_seqs:
+        while budget > 0 and len(self._running) < self.max_num_seqs:
             request = self._waiting.peek()
             # A preempted request whose tokens are in flight would sample the same positions twice.
             if request is None or request.num_output_placeholders or self._still_refused(request):
                 break
             if reserved is None:
                 reserved = self._reserved_blocks()
-            num_tokens = self._admit(request, min(budget, self._prompt_budget), reserved)
+            num_tokens = self._admit(request, budget, reserved)
             if num_tokens is None:
                 break
             self._waiting.pop()
+            self._pace.take(request.num_uncached_tokens, num_tokens)
             self._start(plan, flight, request, num_tokens, now)
             if request.is_prefilling:
                 outstanding = self.cache.num_outstanding(request.cache, request.num_tokens)
                 reserved = [kept + want for kept, want in zip(reserved, outstanding, strict=True)]
             budget -= num_tokens
-            self._prompt_budget -= num_tokens
         return budget
 
     def _still_refused(self, request: Request) -> bool:
@@ -486,7 +507,7 @@ class Scheduler:
         num_tokens = request.num_tokens - num_cached
         if not self.enable_chunked_prefill and num_tokens > budget:
             return None
-        num_tokens = min(num_tokens, budget, self._max_row_tokens)
+        num_tokens = min(num_tokens, budget, self._max_row_tokens, self._pace.first_share(num_tokens))
         if not self.cache.admit(request.cache, hit, num_cached + num_tokens, request.num_tokens, reserved):
             self._refused = (request, self.cache.num_free_blocks())
             return None
@@ -529,6 +550,7 @@ class Scheduler:
         end = start + num_tokens
         if request.is_prefilling:
             flight.num_prompt_tokens += num_tokens
+            flight.num_long_tokens += num_tokens if self._pace.is_long(request.num_uncached_tokens) else 0
         else:
             flight.num_generating += 1
         # A row samples once it reaches the last token there is; tokens beyond are drafts.
@@ -613,10 +635,12 @@ class Scheduler:
 
     def _end(self, request: Request) -> None:
         """Free everything that the request holds. The next plan tells the runner, if it has ever heard of the request."""
-        if request.status is not RequestStatus.WAITING:
+        if request.status in (RequestStatus.RUNNING, RequestStatus.PREEMPTED):
             # Of a preempted one the runner has no row, but still what it needs to go on as if nothing had been.
             self._finished_ids.append(request.request_id)
-        if request.status is not RequestStatus.RUNNING:
+        if request.status is RequestStatus.HELD:
+            del self._held[request.request_id]
+        elif request.status is not RequestStatus.RUNNING:
             self._waiting.remove(request)
         request.status = RequestStatus.FINISHED
         self.cache.free(request.cache)

@@ -12,6 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from canter.client.protocol import EngineClient
+from canter.client.shared import SharedClient
 from canter.core.config import EngineArgs
 from canter.server.access_log import AccessLog
 from canter.server.args import ServerArgs
@@ -40,6 +41,10 @@ from canter.server.routes import (
 )
 from canter.server.state import ServerState
 from canter.server.tracing import TraceContextMiddleware, Tracing
+
+ANTHROPIC_PREFIX = "/v1/messages"
+ANTHROPIC_REQUEST_ID = b"request-id"
+"""Anthropic's clients read a request's id from this header, and show it with errors."""
 
 ROUTES = (
     Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
@@ -88,14 +93,16 @@ def build_app(
     server_args: ServerArgs | None = None,
     metrics: Metrics | None = None,
     tracing: Tracing | None = None,
+    fellows: SharedClient | None = None,
 ) -> Starlette:
     """The server over an engine client. `text` None: still being read; set `app.state.server.text` when it is there.
 
-    `metrics` must be the client's observer to see its requests.
+    `metrics` must be the client's observer to see its requests. `fellows`: the client, where other frontend processes use the
+    same engine.
     """
     engine_args, server_args = engine_args or EngineArgs(), server_args or ServerArgs()
     names = server_args.served_model_name or [engine_args.model]
-    state = ServerState(client, engine_args, server_args, metrics or Metrics(names[0]), text, tracing=tracing)
+    state = ServerState(client, engine_args, server_args, metrics or Metrics(names[0]), text, tracing=tracing, fellows=fellows)
     routes = [*ROUTES, *admin.routes(server_args), *page.routes(server_args), *docs.routes(server_args)]
     app = Starlette(routes=routes, middleware=_middleware(state, routes), exception_handlers={HTTPException: on_http_exception})
     app.router.redirect_slashes = False
@@ -112,6 +119,7 @@ def _middleware(state: ServerState, routes: Sequence[Route]) -> list[Middleware]
     layers = [Middleware(HttpMetricsMiddleware, metrics=state.metrics.http, handlers=handlers, log=log)]
     if args.enable_request_id_headers:
         layers.append(Middleware(RequestIdMiddleware))
+    layers.append(Middleware(RequestIdMiddleware, header=ANTHROPIC_REQUEST_ID, prefix=ANTHROPIC_PREFIX))
     if args.allowed_origins:
         layers.append(
             Middleware(
@@ -132,13 +140,15 @@ def _middleware(state: ServerState, routes: Sequence[Route]) -> list[Middleware]
 
 
 class RequestIdMiddleware:
-    """Puts X-Request-Id into every answer: the one that came, or the one that the server made."""
+    """Puts the request's id into every answer, or those of some paths: the one that came as X-Request-Id, or that the server made."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, header: bytes = b"x-request-id", prefix: str = "") -> None:
         self._app = app
+        self._header = header
+        self._prefix = prefix
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or not scope["path"].removeprefix(scope.get("root_path", "")).startswith(self._prefix):
             await self._app(scope, receive, send)
             return
         given = dict(scope["headers"]).get(b"x-request-id")
@@ -147,7 +157,7 @@ class RequestIdMiddleware:
 
         async def add_header(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", given)]
+                message["headers"] = [*message.get("headers", ()), (self._header, given)]
             await send(message)
 
         await self._app(scope, receive, add_header)

@@ -11,6 +11,7 @@ from canter.core.config import arg, check_choices, check_names
 from canter.core.errors import ConfigError
 
 MIB = 1 << 20
+MAX_API_SERVERS = 64
 _OCTAL = re.compile(r"[0-7]{3}")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
@@ -32,6 +33,11 @@ class ServerArgs:
     )
     port: int = _server_arg(8000, "TCP port; 0 lets the system choose a free one.")
     uds: str | None = _server_arg(None, "Listen on this unix socket instead of a TCP port.")
+    api_server_count: int = _server_arg(
+        1,
+        "Processes that speak HTTP on the one port, beside the one that hosts the engine. More than one pays where HTTP and text, not the "
+        "engine, are what takes long; responses are then not stored.",
+    )
     root_path: str = _server_arg("", "Path under which a proxy shows the server.")
     api_key: list[str] = _server_arg(
         list, "Keys of which a request must bring one (Authorization: Bearer, or x-api-key). Default: the variable CANTER_API_KEY, if set."
@@ -41,6 +47,13 @@ class ServerArgs:
     )
     chat_template: str | None = _server_arg(None, "File with a Jinja chat template, or the template itself, instead of the model's.")
     trust_request_chat_template: bool = _server_arg(False, "Allow the chat_template field in requests.")
+    enable_auto_tool_choice: bool = _server_arg(
+        False, "Refuse to start unless it is known how the model writes tool calls. (Models whose calls can be read need no switch.)"
+    )
+    exclude_tools_when_tool_choice_none: bool = _server_arg(False, "Don't show the model the tools of a request with tool_choice none.")
+    enable_reasoning_content: bool = _server_arg(
+        False, "Give thoughts under their older name too: reasoning_content beside reasoning, for clients that read only that."
+    )
     response_role: str = _server_arg("assistant", "Role of the messages that the model writes.")
     allowed_origins: list[str] = _server_arg(list, "Origins that browsers may call from; empty turns CORS off.")
     allowed_methods: list[str] = _server_arg(lambda: ["*"], "Methods that browsers may use.")
@@ -117,6 +130,10 @@ class ServerArgs:
         check_choices(self)
         if not _is_integer(self.port) or not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be an integer of at least 0 and at most 65535, got {self.port!r}.")
+        if not _is_integer(self.api_server_count) or not 1 <= self.api_server_count <= MAX_API_SERVERS:
+            raise ConfigError(
+                f"api_server_count must be an integer of at least 1 and at most {MAX_API_SERVERS}, got {self.api_server_count!r}."
+            )
         if not _is_integer(self.max_body_bytes) or self.max_body_bytes < 1:
             raise ConfigError(f"max_body_bytes must be an integer of at least 1, got {self.max_body_bytes!r}.")
         if isinstance(self.shutdown_timeout, bool) or not 0 <= self.shutdown_timeout < float("inf"):
@@ -148,6 +165,15 @@ class ServerArgs:
                 raise ConfigError(f"{name} needs ssl_certfile, the server's own certificate.")
         if self.ssl_cert_reqs and self.ssl_ca_certs is None:
             raise ConfigError(f"ssl_cert_reqs {self.ssl_cert_reqs} needs ssl_ca_certs, to check the certificates of clients with.")
+
+    @property
+    def no_store_reason(self) -> str | None:
+        """Why responses are not stored, a clause; None when they are."""
+        if not self.enable_responses_store:
+            return "which this server was started without"
+        if self.api_server_count > 1:
+            return "which a server of several processes (api_server_count) does not have"
+        return None
 
     @property
     def silent_paths(self) -> list[str]:

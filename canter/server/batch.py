@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Scope
 
-from canter.client.child import ENGINE_COMMAND
+from canter.client.launch import ENGINE_COMMAND
 from canter.client.protocol import EngineClient
 from canter.client.remote import RemoteClient
 from canter.core.config import EngineArgs

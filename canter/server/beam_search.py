@@ -10,7 +10,7 @@ from canter.beam_search import BeamSearch, BeamSearchParams, BeamSearchSequence,
 from canter.client.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from canter.client.protocol import EngineClient
 from canter.core.errors import InvalidRequestError
-from canter.core.messages import EngineInfo
+from canter.core.messages import FINISH_ABORT, FINISH_LENGTH, EngineInfo
 from canter.core.sampling_params import RepetitionDetection, SamplingParams
 from canter.server.merging import merge_streams
 from canter.text.detokenizer import IncrementalDetokenizer
@@ -91,15 +91,26 @@ class BeamRun:
         self._scheduling = scheduling
         self._metrics: RequestMetrics | None = None
         self._num_cached_tokens: int | None = None
+        self._is_aborted = False
+        self._asked: list[str] = []
+
+    async def abort(self) -> None:
+        """End it: `run` gives what the steps so far have found."""
+        self._is_aborted = True
+        await self._client.abort(self._asked)
 
     async def run(self, request_id: str, text: str | None, prompt_token_ids: list[int]) -> AsyncGenerator[RequestOutput, None]:
         """The only output, at the end: the best sequences, best first. Closing it aborts the requests of every live beam."""
         search = BeamSearch(prompt_token_ids, self._params, frozenset(self._shown.eos_token_ids))
         for step in range(self._params.max_tokens):
-            if not search.beams or len(prompt_token_ids) + step >= self._info.max_model_len:
+            if self._is_aborted or not search.beams or len(prompt_token_ids) + step >= self._info.max_model_len:
                 break
-            search.advance(await self._ask(f"{request_id}-beam{step}", search.beams))
-        outputs = [self._output(i, sequence, prompt_token_ids) for i, sequence in enumerate(search.result())]
+            found = await self._ask(f"{request_id}-beam{step}", search.beams)
+            if self._is_aborted:
+                break
+            search.advance(found)
+        sequences = search.result(FINISH_ABORT if self._is_aborted else FINISH_LENGTH)
+        outputs = [self._output(i, sequence, prompt_token_ids) for i, sequence in enumerate(sequences)]
         if self._metrics is not None:
             self._metrics.num_generation_tokens = sum(len(output.token_ids) for output in outputs)
         yield RequestOutput(request_id, text, prompt_token_ids, None, outputs, True, self._metrics, self._num_cached_tokens or 0)
@@ -107,8 +118,13 @@ class BeamRun:
     async def _ask(self, request_id: str, beams: list[BeamSearchSequence]) -> list[dict[int, float]]:
         """What may follow each beam. The first error ends the others' requests too."""
         found: list[dict[int, float]] = [{}] * len(beams)
-        async with aclosing(merge_streams([self._ask_one(i, f"{request_id}-{i}", beam) for i, beam in enumerate(beams)])) as answers:
+        self._asked = [f"{request_id}-{i}" for i in range(len(beams))]
+        questions = [self._ask_one(i, name, beam) for i, (name, beam) in enumerate(zip(self._asked, beams, strict=True))]
+        async with aclosing(merge_streams(questions)) as answers:
             async for i, answer in answers:
+                if any(output.finish_reason == FINISH_ABORT for output in answer.outputs):
+                    self._is_aborted = True
+                    continue
                 found[i] = candidates(answer, self._params.beam_width)
                 self._take_times(answer)
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,12 @@ T = TypeVar("T", bound=msgspec.Struct)
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _NULL = b"null"
 _MAX_NEUTRAL_BYTES = 64
+_SLICE_BYTES = 2**20
+_START_BYTES = 2**22
+"""Looked at first: a body of tiny parts is found out there, before all of it is copied."""
+NODES, TEXTS, VALUES = "lists, objects and fields of objects", "texts", "values"
+MOST_PARTS = {NODES: 100_000, TEXTS: 250_000, VALUES: 1_000_000}
+"""What a field may hold, so that it is decoded in less than 100 ms. Prompts of token ids need so many values."""
 _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]*)`$")
 
 
@@ -49,8 +56,8 @@ async def read_json(request: Request, kind: type[T], limit: int) -> T:
 def parse(body: bytes, kind: type[T]) -> T:
     """A body as a struct. Null means the default, unknown fields are ignored, unsupported ones refused by name.
 
-    Only fields that `kind` knows are decoded, so that junk of many million values costs nothing. (A thread would not help:
-    the decoder keeps the interpreter to itself.)
+    Only fields that `kind` knows are decoded, so that junk of many million values costs nothing, and a field of very many parts is
+    refused unread. (A thread would not help: the decoder keeps the interpreter to itself.)
     """
     layout = _layout(kind)
     fields = _split(body, layout.raw)
@@ -61,6 +68,8 @@ def parse(body: bytes, kind: type[T]) -> T:
     for name in layout.required:
         if name not in given:
             raise InvalidRequestError(f"{name} is required.", name)
+    for name, raw in given.items():
+        _refuse_many_parts(name, bytes(memoryview(raw)))
     return kind(**{name: _field(name, given[name], decoder) for name, decoder in layout.decoders.items() if name in given})
 
 
@@ -99,6 +108,32 @@ def _log_unknown(body: bytes, layout: _Layout) -> None:
     unknown = [name for name in msgspec.json.decode(body, type=dict[str, msgspec.Raw]) if name not in layout.raw.__struct_fields__]
     if unknown:
         logger.debug("ignored unknown fields: %s", ", ".join(map(repr, unknown))[:1000])
+
+
+def _refuse_many_parts(name: str, body: bytes) -> None:
+    """Raise `InvalidRequestError` for a field of which the decoding would hold up all others."""
+    if body[:1] == b'"' or _exceeded(body) is None:
+        return
+    for start in (body[:_START_BYTES], body):
+        # What stands in texts doesn't count. Without escapes every second piece between quotes is outside of them.
+        bare = start.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in start else start
+        kind = TEXTS if bare.count(b'"') // 2 > MOST_PARTS[TEXTS] else _exceeded(b"".join(bare.split(b'"')[::2]))
+        if kind is not None:
+            raise InvalidRequestError(f"{name} holds more than {MOST_PARTS[kind]} {kind}, the most that this server reads.", name)
+
+
+def _exceeded(json: bytes) -> str | None:
+    """The first kind of parts of which there are too many, when what stands in texts counts too. Ends as soon as there are."""
+    counts = Counter[bytes]()
+    for start in range(0, len(json), _SLICE_BYTES):
+        part = json[start : start + _SLICE_BYTES]
+        for mark in (b"[", b"{", b":", b'"', b","):
+            counts[mark] += part.count(mark)
+        found = {NODES: counts[b"["] + counts[b"{"] + counts[b":"], TEXTS: counts[b'"'] // 2, VALUES: counts[b","]}
+        for kind, most in MOST_PARTS.items():
+            if found[kind] > most:
+                return kind
+    return None
 
 
 def _small_value(raw: msgspec.Raw) -> Any:

@@ -19,12 +19,20 @@ from canter.core.config import EngineArgs
 from canter.core.errors import EngineNotReadyError, InvalidRequestError
 from canter.core.messages import EngineInfo
 from canter.core.sampling_params import OutputKind, SamplingParams
+from canter.core.structured_outputs import StructuredOutputsConfig, StructuredOutputsParams
+from canter.core.vocabulary import Vocabulary
 from canter.server.beam_search import BeamRun, beam_params
 from canter.server.merging import merge_streams
 from canter.server.model_text import ModelText
+from canter.server.reading import Reading, read_outputs
+from canter.server.tools import ToolUse
 from canter.server.traffic import Traffic
+from canter.structured.compiler import GrammarCompiler
 from canter.text.chat_template import RESERVED_VARIABLES, ChatTemplate
-from canter.text.prepare import finish_params
+from canter.text.parsing.load import plain_format
+from canter.text.parsing.options import ParseOptions
+from canter.text.prepare import eos_token_ids, finish_params
+from canter.text.thinking import free_thoughts
 
 T = TypeVar("T")
 
@@ -32,6 +40,8 @@ INLINE_CHARS = 4096
 """Shorter texts are tokenised on the event loop: handing them to a thread would take longer."""
 MAX_TOKEN_CHARS = 256
 """No token of a byte-level vocabulary stands for so much text: what is longer than a context of such tokens can't fit."""
+MAX_TEXT_CHARS = 2**23
+"""Most text that is tokenised for one request, whatever the model: the library hands over so many ids at once while others wait."""
 MAX_CACHE_SALT_CHARS = 128
 MAX_PRIORITY = 2**31
 TEMPLATE_RESERVED = RESERVED_VARIABLES | {"self"}
@@ -61,6 +71,10 @@ class Wishes:
     cache_salt: str | None = None
     use_beam_search: bool = False
     length_penalty: float = 1.0
+    constraint: StructuredOutputsParams | None = None
+    """The grammar that the answer obeys: behind the thought, where `reading` knows of thoughts."""
+    reading: Reading | None = None
+    """How the answer is read; None where all of it is content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +88,7 @@ class Job:
     cache_salt: str | None
     beams: list[BeamSearchParams] | None = None
     """A beam search for each prompt, in place of sampling."""
+    reading: Reading | None = None
 
     def engine_id(self, number: int) -> str:
         """The id of one of the prompts in the engine."""
@@ -92,12 +107,53 @@ class Generation:
         self.text = text
         self.traffic = traffic or Traffic(client)
         self._args = args
+        self._grammars = StructuredOutputsConfig.parse(args.structured_outputs_config)
+        self._compiler = GrammarCompiler(self._vocabulary, self._grammars)
 
     @property
     def info(self) -> EngineInfo:
         if self.client.info is None:
             raise EngineNotReadyError("The model is still loading. Try again in a moment.")
         return self.client.info
+
+    def _vocabulary(self) -> Vocabulary:
+        size = self.info.vocab_size
+        return self.text.tokenizer.vocabulary(size, eos_token_ids(self.text.tokenizer, self.text.generation_config, size))
+
+    def reading(
+        self,
+        use: ToolUse,
+        *,
+        template_kwargs: Mapping[str, Any] | None = None,
+        reasoning_effort: str | None = None,
+        num_previous_calls: int = 0,
+        show_reasoning: bool = True,
+        keep_special_tokens: bool = False,
+    ) -> Reading | None:
+        """How an answer with these tools is to be read; None where all of it is content. Raises `InvalidRequestError` when nobody knows
+        how the model writes a call."""
+        known = self.text.output_format
+        if use.choice == "auto" and (known is None or not known.reads_tools):
+            raise InvalidRequestError(
+                "tools can't be served as they are: it isn't known how this model writes calls. Start the server with --tool-call-parser, "
+                "or set tool_choice to required or a function, which makes the model write JSON.",
+                "tools",
+            )
+        if known is not None and not use.tools:
+            known = known.without_calls() if known.reads_thoughts else None
+        if known is None and use.choice not in ("required", "named"):
+            return None
+        options = ParseOptions(
+            tools=use.tools,
+            tool_choice=use.choice,
+            named_tool=use.named,
+            parallel_tool_calls=use.parallel,
+            template_kwargs=template_kwargs or {},
+            reasoning_effort=reasoning_effort,
+            num_previous_calls=num_previous_calls,
+            keep_special_tokens=keep_special_tokens,
+        )
+        return Reading(known or plain_format(self.text.tokenizer), options, show_reasoning)
 
     async def encode(self, text: str, add_special_tokens: bool, must_fit: bool = False) -> Prompt:
         """Tokenise a text; a long one in a thread, so that other requests go on. `must_fit`: refuse what is too long for the context."""
@@ -109,6 +165,10 @@ class Generation:
         tokenizer = self.text.tokenizer
         if sum(map(len, texts)) <= INLINE_CHARS:
             return [Prompt(text, tokenizer.encode(text, add_special_tokens)) for text in texts]
+        if (total := sum(map(len, texts))) > MAX_TEXT_CHARS:
+            raise InvalidRequestError(
+                f"The prompt has {total} characters; this server tokenises at most {MAX_TEXT_CHARS} at once.", "prompt"
+            )
         limit, longest = self.info.max_model_len * MAX_TOKEN_CHARS, max(map(len, texts))
         if must_fit and longest > limit and tokenizer.token_bytes is not None:
             raise InvalidRequestError(
@@ -119,6 +179,15 @@ class Generation:
         # As a batch, also of one: the library keeps the interpreter to itself while it encodes a single text.
         encoded = await asyncio.to_thread(tokenizer.encode_batch, texts, add_special_tokens)
         return [Prompt(text, token_ids) for text, token_ids in zip(texts, encoded, strict=True)]
+
+    async def decode(self, token_ids: list[int]) -> str:
+        """The text of token ids, special tokens included; of many in a thread, so that other requests go on."""
+        return await _off_loop(len(token_ids), lambda: self.text.tokenizer.decode(token_ids, skip_special_tokens=False))
+
+    async def token_strings(self, token_ids: list[int]) -> list[str]:
+        """Each token as the vocabulary spells it; of many in a thread."""
+        id_to_token = self.text.tokenizer.id_to_token
+        return await _off_loop(len(token_ids), lambda: [id_to_token(token_id) or "" for token_id in token_ids])
 
     def check_length(self, length: int) -> None:
         """Raises `InvalidRequestError` for a prompt of so many tokens that no room is left for an answer."""
@@ -166,23 +235,40 @@ class Generation:
         base = self._sampling(wishes)
         self._check_number(len(prompts) * base.n)
         params = [base if limit == base.max_tokens else base.clone(max_tokens=limit) for limit in limits]
-        return Job(request_id, prompts, params, wishes.priority, wishes.cache_salt, beams)
+        return Job(request_id, prompts, params, wishes.priority, wishes.cache_salt, beams, wishes.reading)
+
+    async def admit(self, job: Job) -> None:
+        """Return once the job's grammar is known to compile. Raises `InvalidRequestError` for one that doesn't."""
+        constraint = job.params[0].structured_outputs
+        if constraint is not None:
+            await self._compiler.check(constraint)
 
     def stream(self, job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Run a job: (number of the prompt, output) as they come. Closing it aborts what still runs."""
         most_held = most_live(self.info, self._args)
-        sources = [self.traffic.watch(job.engine_id(i), self._generate(job, i), most_held) for i in range(len(job.prompts))]
-        return sources[0] if len(sources) == 1 else merge_streams(sources)
+        sources = [self._watched(job, i, most_held) for i in range(len(job.prompts))]
+        outputs = sources[0] if len(sources) == 1 else merge_streams(sources)
+        if job.reading is None:
+            return outputs
+        return read_outputs(outputs, job.reading, [prompt.token_ids for prompt in job.prompts])
 
-    async def _generate(self, job: Job, number: int) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        prompt = job.prompts[number]
+    def _watched(self, job: Job, number: int, most_held: int) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         request_id = job.engine_id(number)
         scheduling: dict[str, Any] = {"priority": job.priority, "cache_salt": job.cache_salt}
         if job.beams is None:
-            outputs = self.client.generate(request_id, prompt.token_ids, job.params[number], prompt=prompt.text, **scheduling)
-        else:
-            run = BeamRun(self.client, self.info, self.text.tokenizer, job.beams[number], job.params[number], **scheduling)
-            outputs = run.run(request_id, prompt.text, prompt.token_ids)
+            return self.traffic.watch(request_id, self._generate(job, number, scheduling), most_held)
+        run = BeamRun(self.client, self.info, self.text.tokenizer, job.beams[number], job.params[number], **scheduling)
+        return self.traffic.watch(request_id, self._search(job, number, run), most_held, run.abort)
+
+    async def _search(self, job: Job, number: int, run: BeamRun) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        prompt = job.prompts[number]
+        async with aclosing(run.run(job.engine_id(number), prompt.text, prompt.token_ids)) as outputs:
+            async for output in outputs:
+                yield number, output
+
+    async def _generate(self, job: Job, number: int, scheduling: dict[str, Any]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+        prompt = job.prompts[number]
+        outputs = self.client.generate(job.engine_id(number), prompt.token_ids, job.params[number], prompt=prompt.text, **scheduling)
         async with aclosing(outputs):
             async for output in outputs:
                 yield number, output
@@ -194,9 +280,15 @@ class Generation:
             values = {**wishes.sampling, "temperature": 1.0}  # 0, which says the same here, would forbid several choices
         values["output_kind"] = OutputKind.DELTA if wishes.stream else OutputKind.FINAL_ONLY
         values["max_tokens"] = self._max_tokens(self.info.max_model_len, wishes)
+        values["structured_outputs"] = wishes.constraint
+        if wishes.reading is not None:
+            values["skip_special_tokens"] = False  # the reader needs them, and leaves out those that nobody wants
+            values["stop_in_thoughts"] = not wishes.reading.format.reads_thoughts
         info, text = self.info, self.text
         params = finish_params(SamplingParams(**values), text.tokenizer, text.generation_config, info.vocab_size, text.thinking)
         params.verify_vocabulary(info.vocab_size, self._args.max_logprobs)
+        if not params.stop_in_thoughts and text.thinking is not None and not self._grammars.enable_in_reasoning:
+            params = free_thoughts(params, text.thinking)
         return params.clone(top_k=info.vocab_size) if params.top_k > info.vocab_size else params
 
     def _beams(self, limits: list[int], wishes: Wishes) -> list[BeamSearchParams] | None:

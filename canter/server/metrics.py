@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, GCCollector, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -53,26 +54,28 @@ def count_buckets(largest: int) -> tuple[int, ...]:
 
 
 class Metrics:
-    """A `RequestObserver` that keeps the figures. Those of requests exist from `engine_ready` on."""
+    """A `RequestObserver` that keeps the figures. Those of requests exist from `engine_ready` on.
 
-    def __init__(self, model_name: str) -> None:
+    `has_engine` False: the engine's own figures are another process's to show.
+    """
+
+    def __init__(self, model_name: str, has_engine: bool = True) -> None:
         self.registry = CollectorRegistry()
+        self.engine = EngineFigures(model_name)
         self.http = HttpMetrics(self.registry)
-        self.totals = Totals()
+        self._totals = Totals()
         self._model_name = model_name
-        self.step_tokens = Tally(STEP_BUCKETS)
         self.inter_token = Tally(TOKEN_BUCKETS)
         self.loop_lag = LoopLag()
-        self.num_engine_restarts = 0
         self._requests: RequestMetricSet | None = None
         refused = Counter("vllm:admission_rejections", "Requests refused.", ("model_name", "reason"), registry=self.registry)
         self._queue_full = refused.labels(model_name, "queue_full")
-        self._stats = EngineStats()
-        self._info: EngineInfo | None = None
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
         self.registry.register(_LiveCollector(self))
+        if has_engine:
+            self.registry.register(self.engine)
 
     @property
     def labels(self) -> tuple[str, str]:
@@ -80,16 +83,16 @@ class Metrics:
 
     @property
     def stats(self) -> EngineStats:
-        return self._stats
+        return self.engine.stats
 
     @property
-    def info(self) -> EngineInfo | None:
-        return self._info
+    def totals(self) -> Totals:
+        return self._totals
 
     def engine_ready(self, info: EngineInfo) -> None:
         """The engine's limits are known: they shape buckets. Idempotent."""
         if self._requests is None:
-            self._info = info
+            self.engine.info = info
             self._requests = RequestMetricSet(self.registry, self.labels, info.max_model_len)
 
     def expose(self) -> tuple[bytes, str]:
@@ -101,17 +104,15 @@ class Metrics:
         self._queue_full.inc()
 
     def on_step(self, stats: EngineStats) -> None:
-        self._stats = stats
-        if stats.step_num_tokens:
-            self.step_tokens.observe(stats.step_num_tokens)
+        self.engine.on_step(stats)
 
     def on_engine_restart(self) -> None:
-        self.num_engine_restarts += 1
+        self.engine.on_engine_restart()
 
     def on_tokens(self, state: RequestState, num_tokens: int, seconds: float | None, is_first: bool) -> None:
-        self.totals.generation_tokens += num_tokens
+        self._totals.generation_tokens += num_tokens
         if is_first:
-            self.totals.prompt_tokens += len(state.prompt_token_ids)
+            self._totals.prompt_tokens += len(state.prompt_token_ids)
             if self._requests is not None:
                 self._requests.observe_first_token(state, seconds)
         elif seconds is not None:
@@ -241,53 +242,51 @@ class RequestMetricSet:
         return Histogram(f"vllm:{name}", doc, LABELS, buckets=buckets, registry=self._registry).labels(*self._labels)
 
 
-class _LiveCollector(Collector):
-    """The engine's own figures, as it last told them, and what every token adds to."""
+class EngineFigures(Collector):
+    """The engine's own figures, as it last told them."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+    def __init__(self, model_name: str) -> None:
+        self.stats = EngineStats()
+        self.info: EngineInfo | None = None
+        self._labels = (model_name, ENGINE)
+        self._step_tokens = Tally(STEP_BUCKETS)
+        self._num_restarts = 0
+
+    def on_step(self, stats: EngineStats) -> None:
+        """The engine has finished a step."""
+        self.stats = stats
+        if stats.step_num_tokens:
+            self._step_tokens.observe(stats.step_num_tokens)
+
+    def on_engine_restart(self) -> None:
+        """The engine has died and is started again."""
+        self._num_restarts += 1
 
     def describe(self) -> list[Metric]:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        stats, info = self._metrics.stats, self._metrics.info
+        stats, info, labels = self.stats, self.info, self._labels
         untouched = info.num_blocks if info is not None and not stats.num_blocks else 0  # before the first step tells
-        yield self._gauge("vllm:num_requests_running", "Requests that run.", stats.num_running)
-        yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", stats.num_waiting)
+        yield _gauge("vllm:num_requests_running", "Requests that run.", labels, stats.num_running)
+        yield _gauge("vllm:num_requests_waiting", "Requests that wait.", labels, stats.num_waiting)
         yield self._waiting_by_reason(stats.num_waiting)
-        yield self._gauge("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use, 0 to 1.", stats.cache_usage)
-        yield self._gauge("canter:num_free_blocks", "Cache blocks that are free.", stats.num_free_blocks or untouched)
-        yield self._gauge("canter:num_blocks", "Cache blocks.", stats.num_blocks or untouched)
-        yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries)
-        yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits)
-        yield self._counter("vllm:num_preemptions", "Preemptions.", stats.num_preemptions)
-        metrics = self._metrics
-        yield self._counter("vllm:generation_tokens", "Tokens generated.", metrics.totals.generation_tokens)
-        yield metrics.step_tokens.family("vllm:iteration_tokens_total", "Tokens of a step.", metrics.labels)
-        yield self._counter("canter:engine_restarts", "Restarts of the engine after it had died.", metrics.num_engine_restarts)
-        yield metrics.loop_lag.tally.family("canter:event_loop_lag_seconds", "How late the event loop was.", metrics.labels)
-        yield self._gauge("canter:event_loop_lag_max_seconds", "The latest that the event loop ever was.", metrics.loop_lag.longest)
-        yield self._gauge("canter:event_loop_tasks", "Tasks on the event loop.", _num_tasks())
-        yield metrics.inter_token.family("vllm:inter_token_latency_seconds", "From token to token.", metrics.labels)
+        yield _gauge("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use, 0 to 1.", labels, stats.cache_usage)
+        yield _gauge("canter:num_free_blocks", "Cache blocks that are free.", labels, stats.num_free_blocks or untouched)
+        yield _gauge("canter:num_blocks", "Cache blocks.", labels, stats.num_blocks or untouched)
+        yield _counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", labels, stats.prefix_queries)
+        yield _counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", labels, stats.prefix_hits)
+        yield _counter("vllm:num_preemptions", "Preemptions.", labels, stats.num_preemptions)
+        yield self._step_tokens.family("vllm:iteration_tokens_total", "Tokens of a step.", labels)
+        yield _counter("canter:engine_restarts", "Restarts of the engine after it had died.", labels, self._num_restarts)
         if info is not None:
             yield self._cache_info(info)
 
     def _waiting_by_reason(self, num_waiting: int) -> Metric:
         """All wait for room; nothing of Canter's puts a request off for another reason."""
         family = GaugeMetricFamily("vllm:num_requests_waiting_by_reason", "Requests that wait.", labels=(*LABELS, "reason"))
-        family.add_metric((*self._metrics.labels, "capacity"), num_waiting)
-        family.add_metric((*self._metrics.labels, "deferred"), 0)
-        return family
-
-    def _gauge(self, name: str, doc: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, doc, labels=LABELS)
-        family.add_metric(self._metrics.labels, value)
-        return family
-
-    def _counter(self, name: str, doc: str, value: float) -> Metric:
-        family = CounterMetricFamily(name, doc, labels=LABELS)
-        family.add_metric(self._metrics.labels, value)
+        family.add_metric((*self._labels, "capacity"), num_waiting)
+        family.add_metric((*self._labels, "deferred"), 0)
         return family
 
     def _cache_info(self, info: EngineInfo) -> Metric:
@@ -300,6 +299,36 @@ class _LiveCollector(Collector):
         family = GaugeMetricFamily("vllm:cache_config_info", "How the cache is laid out.", labels=("engine", *values))
         family.add_metric((ENGINE, *values.values()), 1)
         return family
+
+
+class _LiveCollector(Collector):
+    """What every token adds to, and the event loop's own figures."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        metrics, labels = self._metrics, self._metrics.labels
+        yield _counter("vllm:generation_tokens", "Tokens generated.", labels, metrics.totals.generation_tokens)
+        yield metrics.inter_token.family("vllm:inter_token_latency_seconds", "From token to token.", labels)
+        yield metrics.loop_lag.tally.family("canter:event_loop_lag_seconds", "How late the event loop was.", labels)
+        yield _gauge("canter:event_loop_lag_max_seconds", "The latest that the event loop ever was.", labels, metrics.loop_lag.longest)
+        yield _gauge("canter:event_loop_tasks", "Tasks on the event loop.", labels, _num_tasks())
+
+
+def _gauge(name: str, doc: str, labels: tuple[str, str], value: float) -> Metric:
+    family = GaugeMetricFamily(name, doc, labels=LABELS)
+    family.add_metric(labels, value)
+    return family
+
+
+def _counter(name: str, doc: str, labels: tuple[str, str], value: float) -> Metric:
+    family = CounterMetricFamily(name, doc, labels=LABELS)
+    family.add_metric(labels, value)
+    return family
 
 
 class HttpMetrics:
@@ -368,10 +397,20 @@ class HttpMetricsMiddleware:
         self._metrics.response_bytes.labels(handler).inc(num_bytes)
 
 
+class Loggable(Protocol):
+    """Figures for the log."""
+
+    @property
+    def stats(self) -> EngineStats: ...
+
+    @property
+    def totals(self) -> Totals: ...
+
+
 class StatsLog:
     """The line that says, every few seconds while there is work, how fast the server is."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Loggable) -> None:
         self._metrics = metrics
         self._totals = Totals()
         self._stats = EngineStats()

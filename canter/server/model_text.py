@@ -20,4 +20,6 @@ def load_model_text(args: EngineArgs, chat_template: str | None = None) -> Model
             "default sampling parameters, from the model's generation config: %s (--generation-config vllm turns them off)",
             ", ".join(f"{name} {value}" for name, value in text.defaults.items()),
         )
+    if text.output_format is not None:
+        logger.info("outputs are read as: %s", text.output_format.description)
     return text

@@ -5,18 +5,27 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET
 
 from canter.core.errors import InvalidRequestError
 from canter.server.generation import Prompt
 from canter.server.messages import MAX_MESSAGES
 from canter.server.responses_encoder import new_item_id
-from canter.server.schemas.responses import InputItem, InputPart, ResponsesAnswer
+from canter.server.schemas.responses import (
+    CustomCallItem,
+    FunctionCallItem,
+    InputItem,
+    InputPart,
+    OutputItem,
+    ReasoningItem,
+    ResponsesAnswer,
+)
+from canter.server.tools import MAX_TOOLS, DeclaredTool
 
 NAMESPACE_SEPARATOR = "__"
-MAX_TOOLS = 1024
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _ID_PREFIXES = {
     "message": "msg",
@@ -56,16 +65,23 @@ def read_items(given: str | list[InputItem]) -> list[InputItem]:
 
 def output_items(response: ResponsesAnswer) -> list[InputItem]:
     """What a response has written, as items of the conversation that goes on from it."""
-    return [
-        InputItem(
-            type="message",
-            id=item.id,
-            role="assistant",
-            status="completed" if item.status == "completed" else "incomplete",
-            content=[InputPart(type=part.type, text=part.text, annotations=[]) for part in item.content],
+    return [_output_item(item) for item in response.output]
+
+
+def _output_item(item: OutputItem) -> InputItem:
+    status: Literal["completed", "incomplete"] = "completed" if item.status == "completed" else "incomplete"
+    if isinstance(item, FunctionCallItem):
+        namespace = None if item.namespace is UNSET else item.namespace
+        return InputItem(
+            type=item.type, id=item.id, status=status, call_id=item.call_id, name=item.name, namespace=namespace, arguments=item.arguments
         )
-        for item in response.output
-    ]
+    if isinstance(item, CustomCallItem):
+        return InputItem(type=item.type, id=item.id, status=status, call_id=item.call_id, name=item.name, input=item.input)
+    if isinstance(item, ReasoningItem):
+        thoughts = [InputPart(type=part.type, text=part.text) for part in item.content]
+        return InputItem(type=item.type, id=item.id, status=status, summary=[], content=thoughts)
+    texts = [InputPart(type=part.type, text=part.text, annotations=[]) for part in item.content]
+    return InputItem(type="message", id=item.id, role="assistant", status=status, content=texts)
 
 
 def _read_item(item: InputItem, where: str) -> InputItem:
@@ -171,6 +187,19 @@ def _content(content: str | list[InputPart] | None) -> Any:
 def flat_name(namespace: str | None, name: str) -> str:
     """The name under which a model knows a function of a namespace."""
     return name if namespace is None else f"{namespace}{NAMESPACE_SEPARATOR}{name}"
+
+
+def declared_tools(tools: Sequence[dict[str, Any]] | None) -> dict[str, DeclaredTool]:
+    """Of tools that `read_tools` has let pass: what each is called, by its flat name."""
+    declared = {}
+    for tool in tools or ():
+        if tool["type"] == "namespace":
+            for member in tool["tools"]:
+                name = DeclaredTool(member["name"], tool["name"], member["type"] == "custom")
+                declared[flat_name(tool["name"], member["name"])] = name
+        else:
+            declared[tool["name"]] = DeclaredTool(tool["name"], None, tool["type"] == "custom")
+    return declared
 
 
 def read_tools(tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import signal
 import socket
 import ssl
-import stat
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import uvicorn
 
-from canter.client.child import ENGINE_COMMAND
+from canter.client.launch import ENGINE_COMMAND, EngineLaunch
 from canter.client.remote import RemoteClient
-from canter.client.restarts import RestartPolicy
+from canter.client.shared import SharedClient
 from canter.core.config import EngineArgs
 from canter.core.errors import CanterError, ConfigError, EngineDeadError, EngineNotReadyError
 from canter.core.logging import configure_logging, get_logger
+from canter.server.accepting import SharedAcceptor
 from canter.server.app import build_app
 from canter.server.args import ServerArgs
+from canter.server.fleet import STATS_SECONDS, restart_policy, run_fleet
 from canter.server.http_protocol import BoundedHttpProtocol
+from canter.server.listening import BACKLOG, file_identity, listen
 from canter.server.load import load_engine
 from canter.server.loop_lag import watch_loop
 from canter.server.metrics import Metrics, StatsLog
@@ -34,8 +36,6 @@ from canter.server.tracing import Observers, Tracing
 
 logger = get_logger(__name__)
 
-BACKLOG = 2048
-STATS_SECONDS = 10.0
 HANDSHAKE_SECONDS = 30.0
 """A client that has connected and says nothing is cut off. It holds up nobody meanwhile: handshakes go on beside each other."""
 REFRESH_SECONDS = 5.0
@@ -43,10 +43,13 @@ DEATH_GRACE_SECONDS = 5
 """Time for requests to be told that the engine has died, before the server ends too."""
 
 
-def run_server(args: EngineArgs, server: ServerArgs, *, engine_command: Sequence[str] = ENGINE_COMMAND) -> int:
+def run_server(
+    args: EngineArgs, server: ServerArgs, *, engine_command: Sequence[str] = ENGINE_COMMAND, launch: EngineLaunch | None = None
+) -> int:
     """Serve until a signal or the engine's death. Returns the process's exit code: 0 after a signal, 1 after a failure.
 
-    A second signal ends it at once, with 128 + its number. `engine_command` is what runs as the engine.
+    A second signal ends it at once, with 128 + its number. `engine_command` is what runs as the engine; `launch`, the
+    caller's, one that has been started with it already.
     """
     configure_logging()
     try:
@@ -55,20 +58,23 @@ def run_server(args: EngineArgs, server: ServerArgs, *, engine_command: Sequence
         if server.enable_per_request_metrics and args.disable_log_stats:
             raise ConfigError("enable_per_request_metrics tells what disable_log_stats keeps from being told. Leave one of them out.")
         context = make_context(server)
-        tracing = _make_tracing(args, server)
-        listener = _listen(server)
+        tracing = make_tracing(args, server) if server.api_server_count == 1 else None
+        listener = listen(server)
     except (ConfigError, OSError) as error:
         return _fail(error)
-    socket_file = _file_identity(server.uds)
+    socket_file = file_identity(server.uds)
     loop_factory = uvicorn.Config(app="", log_config=None).get_loop_factory()
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            failure = runner.run(_run(args, server, listener, context, tracing, engine_command))
+            if server.api_server_count > 1:
+                failure = runner.run(run_fleet(args, server, listener, engine_command, launch))
+            else:
+                failure = runner.run(_run(args, server, listener, context, tracing, engine_command, launch))
     finally:
         if tracing is not None:
             tracing.shutdown()
         listener.close()
-        if server.uds is not None and _file_identity(server.uds) == socket_file:  # else it is another server's by now
+        if server.uds is not None and file_identity(server.uds) == socket_file:  # else it is another server's by now
             os.unlink(server.uds)
     return 0 if failure is None else _fail(failure)
 
@@ -80,14 +86,55 @@ async def _run(
     context: ssl.SSLContext | None,
     tracing: Tracing | None,
     engine_command: Sequence[str],
+    launch: EngineLaunch | None,
 ) -> BaseException | None:
-    return await _Service(args, server, listener, context, tracing, engine_command).run()
+    metrics = Metrics(_model_name(args, server))
+    client = RemoteClient(
+        args,
+        observer=_observer(metrics, tracing),
+        command=engine_command,
+        launch=launch,
+        stall_timeout=server.engine_stall_timeout,
+        restarts=restart_policy(server),
+    )
+    return await _Service(args, server, listener, context, tracing, client, metrics).run()
 
 
-def _make_tracing(args: EngineArgs, server: ServerArgs) -> Tracing | None:
+def run_frontend(args: EngineArgs, server: ServerArgs, listener: socket.socket, address: str, identity: str) -> int:
+    """Serve as one of several frontend processes, until the supervisor at `address` says to stop. Returns the exit code."""
+    try:
+        context = make_context(server)
+        tracing = make_tracing(args, server)
+    except (ConfigError, OSError) as error:
+        return _fail(error)
+
+    async def run() -> BaseException | None:
+        metrics = Metrics(_model_name(args, server), has_engine=False)
+        client = SharedClient(args, address, identity, observer=_observer(metrics, tracing), stall_timeout=server.engine_stall_timeout)
+        failure = await _Service(args, server, listener, context, tracing, client, metrics).run()
+        return None if client.failure is not None else failure  # the supervisor says why the engine is gone
+
+    try:
+        with asyncio.Runner(loop_factory=uvicorn.Config(app="", log_config=None).get_loop_factory()) as runner:
+            failure = runner.run(run())
+    finally:
+        if tracing is not None:
+            tracing.shutdown()
+    return 0 if failure is None else _fail(failure)
+
+
+def _model_name(args: EngineArgs, server: ServerArgs) -> str:
+    return (server.served_model_name or [args.model])[0]
+
+
+def _observer(metrics: Metrics, tracing: Tracing | None) -> Metrics | Observers:
+    return metrics if tracing is None else Observers(metrics, tracing)
+
+
+def make_tracing(args: EngineArgs, server: ServerArgs) -> Tracing | None:
     if server.otlp_traces_endpoint is None:
         return None
-    return Tracing(server.otlp_traces_endpoint, (server.served_model_name or [args.model])[0])
+    return Tracing(server.otlp_traces_endpoint, _model_name(args, server))
 
 
 def _fail(error: BaseException) -> int:
@@ -100,9 +147,10 @@ def _fail(error: BaseException) -> int:
 class _Server(uvicorn.Server):
     """uvicorn, with the signals and the acceptance of connections left to us."""
 
-    def __init__(self, config: uvicorn.Config, context: ssl.SSLContext | None) -> None:
+    def __init__(self, config: uvicorn.Config, context: ssl.SSLContext | None, is_shared: bool) -> None:
         super().__init__(config)
         self._context = context
+        self._is_shared = is_shared
         self._listeners: list[socket.socket] = []
 
     @contextlib.contextmanager
@@ -123,9 +171,11 @@ class _Server(uvicorn.Server):
         for server in before:
             server.close()
 
-    async def _accept(self) -> list[asyncio.Server]:
+    async def _accept(self) -> list[Any]:
         loop = asyncio.get_running_loop()
         seconds = None if self._context is None else HANDSHAKE_SECONDS
+        if self._is_shared:
+            return [SharedAcceptor(listener, self._protocol, self._context, seconds) for listener in self._listeners]
         # On copies: a server closes its socket with itself, and another is to go on with it.
         copies = [listener.dup() for listener in self._listeners]
         return [
@@ -147,24 +197,22 @@ class _Service:
         listener: socket.socket,
         context: ssl.SSLContext | None,
         tracing: Tracing | None,
-        engine_command: Sequence[str],
+        client: RemoteClient | SharedClient,
+        metrics: Metrics,
     ) -> None:
         self._args = args
         self._server_args = server
         self._listener = listener
-        self._metrics = Metrics((server.served_model_name or [args.model])[0])
-        observer = self._metrics if tracing is None else Observers(self._metrics, tracing)
-        self._client = RemoteClient(
-            args,
-            observer=observer,
-            command=engine_command,
-            stall_timeout=server.engine_stall_timeout,
-            restarts=RestartPolicy(server.max_engine_restarts) if server.on_engine_death == "resume" else None,
-        )
-        app = build_app(self._client, None, engine_args=args, server_args=server, metrics=self._metrics, tracing=tracing)
+        self._metrics = metrics
+        self._client = client
+        fellows = client if isinstance(client, SharedClient) else None
+        app = build_app(client, None, engine_args=args, server_args=server, metrics=metrics, tracing=tracing, fellows=fellows)
+        self._is_alone = fellows is None
         self._state: ServerState = app.state.server
-        self._http = _Server(_uvicorn_config(app, server), context)
+        self._http = _Server(_uvicorn_config(app, server), context, not self._is_alone)
         self._stop = asyncio.Event()
+        if fellows is not None:
+            fellows.answers["stop"] = self._stop.set
         self._failure: BaseException | None = None
         self._signals = 0
 
@@ -235,7 +283,7 @@ class _Service:
         self._stop.set()
 
     async def _log_stats(self) -> None:
-        if self._args.disable_log_stats:
+        if self._args.disable_log_stats or not self._is_alone:
             return
         log = StatsLog(self._metrics)
         while True:
@@ -285,56 +333,3 @@ def _configure_uvicorn_logging(server: ServerArgs) -> None:
     logger.handlers = list(ours.handlers)
     logger.propagate = False
     logger.setLevel(5 if server.uvicorn_log_level == "trace" else server.uvicorn_log_level.upper())
-
-
-def _listen(server: ServerArgs) -> socket.socket:
-    """Bind the socket and listen, so that clients find the port from now on. Raises `OSError` in plain words."""
-    try:
-        listener = _bind_unix(server.uds, int(server.uds_permissions, 8)) if server.uds is not None else _bind_tcp(server.host, server.port)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        where = server.uds or f"{server.host or '*'}:{server.port}"
-        raise OSError(f"Can't listen on {where}: {error.strerror or error}.") from error
-    listener.setblocking(False)
-    if server.uds is None:
-        host, port = listener.getsockname()[:2]
-        scheme = "http" if server.ssl_certfile is None else "https"
-        logger.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
-        if server.host is None and not server.api_keys:
-            logger.warning("anyone who can reach this machine can use the server: set --api-key, or --host 127.0.0.1")
-    else:
-        logger.info("listening on unix socket %s", server.uds)
-    return listener
-
-
-def _bind_tcp(host: str | None, port: int) -> socket.socket:
-    """A bound TCP socket; without a host one that takes IPv6 and IPv4 where the machine has both."""
-    if host is None and socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
-    family = socket.AF_INET6 if host is not None and ":" in host else socket.AF_INET
-    return socket.create_server((host or "", port), family=family, backlog=BACKLOG)
-
-
-def _bind_unix(path: str, permissions: int) -> socket.socket:
-    """A bound unix socket; one that a dead server left behind is replaced, a live one or another file is not."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    if os.path.exists(path) and stat.S_ISSOCK(os.stat(path).st_mode):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            if probe.connect_ex(path) == errno.ECONNREFUSED:
-                os.unlink(path)
-    try:
-        listener.bind(path)
-        os.chmod(path, permissions)  # nobody can connect before it listens
-    except OSError:
-        listener.close()
-        raise
-    return listener
-
-
-def _file_identity(path: str | None) -> tuple[int, int] | None:
-    if path is None:
-        return None
-    with contextlib.suppress(OSError):
-        status = os.stat(path)
-        return status.st_dev, status.st_ino
-    return None

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 
+from canter.client.exchange import CLOSE_GATE, OPEN_GATE
 from canter.client.outputs import RequestMetrics, merge_metrics
 from canter.client.protocol import EngineClient
+from canter.client.shared import SharedClient
 from canter.core.config import EngineArgs
 from canter.core.errors import EngineNotReadyError, EngineRestartingError, ModelNotFoundError
 from canter.server.args import ServerArgs
+from canter.server.figures import figures
 from canter.server.generation import Generation
 from canter.server.metrics import Metrics
 from canter.server.model_text import ModelText
 from canter.server.request_ids import SAFE_ID, made_request_id
 from canter.server.responses_store import ResponseStore
-from canter.server.schemas.openai import PromptTokensDetails, RequestTiming, Usage
+from canter.server.schemas.openai import CompletionTokensDetails, PromptTokensDetails, RequestTiming, Usage
 from canter.server.tracing import Tracing
 from canter.server.traffic import ID_MARK, Traffic
 
@@ -36,16 +41,30 @@ class ServerState:
     text: ModelText | None = None
     draining: bool = False
     tracing: Tracing | None = None
+    fellows: SharedClient | None = None
+    """The client, where it has other frontend processes beside it."""
     created: int = field(default_factory=lambda: int(time.time()))
     _serial: itertools.count[int] = field(default_factory=itertools.count)
     _generation: Generation | None = None
     responses: ResponseStore = field(init=False)
     traffic: Traffic = field(init=False)
+    answers: dict[str, Callable[..., Any]] = field(init=False)
+    """What one frontend process can ask of all."""
 
     def __post_init__(self) -> None:
         args = self.server_args
         self.responses = ResponseStore(args.responses_store_size, args.responses_store_bytes, args.responses_store_seconds)
         self.traffic = Traffic(self.client, args.request_timeout)
+        self.answers = {
+            CLOSE_GATE: self.traffic.hold,
+            OPEN_GATE: self.traffic.release,
+            "abort": self.traffic.abort,
+            "wait_idle": self.traffic.wait_idle,
+            "load": lambda: self.metrics.http.num_under_way,
+            "figures": lambda: figures(self.metrics.registry),
+        }
+        if self.fellows is not None:
+            self.fellows.answers.update(self.answers)
 
     @property
     def model_names(self) -> list[str]:
@@ -64,6 +83,13 @@ class ServerState:
             self._generation = Generation(self.client, self.text, self.engine_args, self.traffic)
         return self._generation
 
+    async def everywhere(self, method: str, *args: Any) -> list[Any]:
+        """One of `answers` from each frontend process, this one too."""
+        if self.fellows is not None:
+            return await self.fellows.everywhere(method, *args)
+        result = self.answers[method](*args)
+        return [await result if inspect.isawaitable(result) else result]
+
     def model_name(self, asked: str | None) -> str:
         """The name to answer with. Raises `ModelNotFoundError` for a name that isn't served."""
         names = self.model_names
@@ -78,7 +104,8 @@ class ServerState:
         """(id to show, id for the engine). The client's own id is kept where it can be; the engine's is unique in any case."""
         own = asked or request.headers.get("x-request-id") or ""
         shown = f"{prefix}-{own if SAFE_ID.fullmatch(own) else made_request_id(request.scope)}"
-        return shown, f"{shown}{ID_MARK}{next(self._serial)}"
+        own_mark = "" if self.fellows is None else f"{self.fellows.identity}."
+        return shown, f"{shown}{ID_MARK}{own_mark}{next(self._serial)}"
 
     def timing(self, metrics: Sequence[RequestMetrics | None], num_sequences: int) -> RequestTiming | UnsetType:
         """`metrics` of an answer, if the server gives them."""
@@ -86,8 +113,9 @@ class ServerState:
             return UNSET
         return make_timing(merge_metrics([m for m in metrics if m is not None]), num_sequences)
 
-    def usage(self, num_prompt_tokens: int, num_generated: int, num_cached: int) -> Usage:
-        return make_usage(num_prompt_tokens, num_generated, num_cached if self.server_args.enable_prompt_tokens_details else None)
+    def usage(self, num_prompt_tokens: int, num_generated: int, num_cached: int, num_reasoning: int | None = None) -> Usage:
+        cached = num_cached if self.server_args.enable_prompt_tokens_details else None
+        return make_usage(num_prompt_tokens, num_generated, cached, num_reasoning)
 
 
 def make_timing(metrics: RequestMetrics, num_sequences: int) -> RequestTiming:
@@ -108,9 +136,10 @@ def _milliseconds(start: float, end: float) -> float | None:
     return max(0.0, 1000 * (end - start)) if start and end else None
 
 
-def make_usage(num_prompt_tokens: int, num_generated: int, num_cached: int | None) -> Usage:
+def make_usage(num_prompt_tokens: int, num_generated: int, num_cached: int | None, num_reasoning: int | None = None) -> Usage:
     details = None if num_cached is None else PromptTokensDetails(num_cached)
-    return Usage(num_prompt_tokens, num_prompt_tokens + num_generated, num_generated, details)
+    thoughts = UNSET if num_reasoning is None else CompletionTokensDetails(num_reasoning)
+    return Usage(num_prompt_tokens, num_prompt_tokens + num_generated, num_generated, details, thoughts)
 
 
 def server_state(request: Request) -> ServerState:

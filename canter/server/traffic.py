@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
+from functools import partial
 from typing import TypeVar
 
 from canter.client.protocol import EngineClient
@@ -25,7 +26,7 @@ class Traffic:
     def __init__(self, client: EngineClient, timeout: float | None = None) -> None:
         self._client = client
         self._timeout = timeout
-        self._live: set[str] = set()
+        self._live: dict[str, Callable[[], Awaitable[None]]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._open = asyncio.Event()
@@ -63,13 +64,18 @@ class Traffic:
         """End requests by the ids that clients see, or all. Returns how many engine requests that were."""
         wanted = None if shown_ids is None else set(shown_ids)
         chosen = [engine_id for engine_id in self._live if wanted is None or engine_id.partition(ID_MARK)[0] in wanted]
-        await self._client.abort(chosen)
+        for engine_id in chosen:
+            if engine_id in self._live:  # it may end while others are ended
+                await self._live[engine_id]()
         return len(chosen)
 
-    async def watch(self, engine_id: str, source: AsyncGenerator[T, None], most_held: int) -> AsyncGenerator[T, None]:
+    async def watch(
+        self, engine_id: str, source: AsyncGenerator[T, None], most_held: int, abort: Callable[[], Awaitable[None]] | None = None
+    ) -> AsyncGenerator[T, None]:
         """The outputs of one request. Too late for its deadline it is refused, or ends as aborted when some of it is sent already.
 
-        Raises `QueueFullError` when the gate is closed and `most_held` wait there already.
+        `abort` ends a request that the engine does not know by this id. Raises `QueueFullError` when the gate is closed and
+        `most_held` wait there already.
         """
         loop = asyncio.get_running_loop()
         deadline = None if self._timeout is None else loop.time() + self._timeout
@@ -79,7 +85,7 @@ class Traffic:
                 async with asyncio.timeout_at(deadline) as limit:
                     if self.is_paused or self._closed_for is not None:
                         await self._pass_gate(most_held)
-                    self._live.add(engine_id)
+                    self._live[engine_id] = abort or partial(self._client.abort, [engine_id])
                     self._idle.clear()
                     first = await anext(source, None)
                 if deadline is not None:
@@ -95,7 +101,7 @@ class Traffic:
             finally:
                 if timer is not None:
                     timer.cancel()
-                self._live.discard(engine_id)
+                self._live.pop(engine_id, None)
                 if not self._live:
                     self._idle.set()
 
@@ -111,6 +117,6 @@ class Traffic:
             raise self._closed_for
 
     def _end(self, engine_id: str) -> None:
-        task = asyncio.ensure_future(self._client.abort([engine_id]))
+        task = asyncio.ensure_future(self._live[engine_id]())
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)

@@ -54,6 +54,7 @@ class ChatTemplate:
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         self.source = source
+        self._tool_use_source = tool_use
         tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._variables = {**(variables or {}), **{name: token for name, token in tokens.items() if token is not None}}
         self._environment = make_environment(now)
@@ -61,6 +62,11 @@ class ChatTemplate:
         self._plain = self._compile(source)
         self._tool_use = self._compile(tool_use) or self._plain
         self._accepts_string, self._accepts_parts, self._argument_objects = self._probe()
+
+    @property
+    def text(self) -> str:
+        """What the template says: of two, the one for tools too, which tells how calls are written."""
+        return "\n".join(source for source in (self.source, self._tool_use_source) if source)
 
     @property
     def content_format(self) -> Literal["string", "openai"]:

@@ -12,6 +12,8 @@ from canter.checkpoint.resolve import CheckpointFiles, resolve
 from canter.core.config import EngineArgs
 from canter.core.errors import ConfigError
 from canter.text.chat_template import ChatTemplate, load_chat_template
+from canter.text.parsing.load import load_format
+from canter.text.parsing.parser import OutputFormat
 from canter.text.prepare import default_sampling
 from canter.text.thinking import ThinkingMarkers, find_markers
 from canter.text.tokenizer import Tokenizer, load_tokenizer
@@ -20,7 +22,7 @@ from canter.text.tokenizer import Tokenizer, load_tokenizer
 @dataclass(frozen=True, slots=True)
 class ModelText:
     """`defaults` are sampling parameters of requests that give none; `generation_config` also knows the EOS ids; `thinking` is None
-    for a model that is not known to think.
+    for a model that is not known to think; `output_format` for one whose way of writing tool calls and thoughts isn't known.
 
     A model without a chat template has one that says so when it is rendered.
     """
@@ -30,6 +32,7 @@ class ModelText:
     generation_config: dict[str, Any]
     defaults: dict[str, Any]
     thinking: ThinkingMarkers | None = None
+    output_format: OutputFormat | None = None
 
 
 def load_model_text(args: EngineArgs, chat_template: str | None = None) -> ModelText:
@@ -39,7 +42,9 @@ def load_model_text(args: EngineArgs, chat_template: str | None = None) -> Model
     generation_config = _generation_config(args.generation_config, read_model_config(files, args.hf_overrides).generation)
     defaults = default_sampling(generation_config, args.generation_config, args.override_generation_config)
     thinking = find_markers(tokenizer, args.reasoning_config)
-    return ModelText(tokenizer, load_chat_template(tokenizer, chat_template), generation_config, defaults, thinking)
+    template = load_chat_template(tokenizer, chat_template)
+    output_format = load_format(tokenizer, template.text, args.tool_call_parser, args.reasoning_parser)
+    return ModelText(tokenizer, template, generation_config, defaults, thinking, output_format)
 
 
 def _tokenizer_files(args: EngineArgs, files: CheckpointFiles) -> CheckpointFiles:

@@ -43,7 +43,7 @@ def finish_params(
 
 
 def _marker_ids(params: SamplingParams, thinking: ThinkingMarkers | None, vocab_size: int) -> tuple[list[int], list[int]]:
-    if params.thinking_token_budget is None:
+    if params.thinking_token_budget is None and (params.stop_in_thoughts or thinking is None):
         return [], []
     if thinking is None or max(thinking.start + thinking.end) >= vocab_size:
         raise InvalidRequestError(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from canter.core.errors import ConfigError
-from canter.core.sampling_params import MAX_MARKER_TOKENS
+from canter.core.sampling_params import MAX_MARKER_TOKENS, SamplingParams
 from canter.text.tokenizer import Tokenizer
 
+MAX_PROMPT_TOKENS = 4096
+"""Of a prompt's end, where an open thought is looked for."""
 START_KEY, END_KEY = "reasoning_start_str", "reasoning_end_str"
 KNOWN_MARKERS = (
     ("<think>", "</think>"),
@@ -29,6 +33,42 @@ class ThinkingMarkers:
     end: list[int]
 
 
+class ThoughtWatch:
+    """Follows an output's tokens into its thought and out of it. A thought is open at once if the prompt's end has one open; otherwise
+    the output may begin with one."""
+
+    def __init__(self, start: Sequence[int], end: Sequence[int], prompt_token_ids: Sequence[int]) -> None:
+        self._start, self._end = list(start), list(end)
+        self.is_open = _last_is_open(prompt_token_ids, self._start, self._end)
+        self._tail: list[int] = []
+        self._may_open = not self.is_open
+
+    def feed(self, token_id: int) -> bool:
+        """Take the next token; whether it belongs to a thought, its markers included."""
+        if not self.is_open and not self._may_open:
+            return False
+        self._tail.append(token_id)
+        if self.is_open:
+            self._tail = self._tail[-len(self._end) :]
+            self.is_open = self._tail != self._end
+            return True
+        self._may_open = self._tail == self._start[: len(self._tail)]
+        if self._tail == self._start:
+            self.is_open, self._may_open, self._tail = True, False, []
+        return self._may_open or self.is_open
+
+
+def _last_is_open(ids: Sequence[int], start: list[int], end: list[int]) -> bool:
+    """Whether of all markers in the last tokens of a prompt the last one opens a thought."""
+    ids = list(ids[-MAX_PROMPT_TOKENS:])
+    for at in range(len(ids), 0, -1):
+        if end and ids[max(0, at - len(end)) : at] == end:
+            return False
+        if start and ids[max(0, at - len(start)) : at] == start:
+            return True
+    return False
+
+
 def find_markers(tokenizer: Tokenizer, config: Mapping[str, Any]) -> ThinkingMarkers | None:
     """The markers that `reasoning_config` names, or those that the tokenizer is known to have; None where there are none.
 
@@ -43,6 +83,18 @@ def find_markers(tokenizer: Tokenizer, config: Mapping[str, Any]) -> ThinkingMar
     if markers.start == markers.end:
         raise ConfigError(f"reasoning_config: {START_KEY} and {END_KEY} must differ, both are {config[START_KEY]!r}.")
     return markers
+
+
+def free_thoughts(params: SamplingParams, markers: ThinkingMarkers, in_thought: bool | None = None) -> SamplingParams:
+    """A copy whose constraint, if it has one, leaves thoughts alone and holds from their end on.
+
+    `in_thought`: whether the prompt's end has a thought open; None: as the prompt's tokens say.
+    """
+    wanted = params.structured_outputs
+    if wanted is None:
+        return params
+    found = dict(thought_start_ids=markers.start, thought_end_ids=markers.end, in_thought=in_thought)
+    return params.clone(structured_outputs=msgspec.structs.replace(wanted, **found))
 
 
 def _known(tokenizer: Tokenizer) -> ThinkingMarkers | None:

@@ -5,17 +5,23 @@ The only module, with the builders beside it, that knows the tokenizers library.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from canter.checkpoint.gguf_reader import GGUFFile
 from canter.core.errors import InvalidRequestError
+from canter.core.vocabulary import Vocabulary
 from canter.text.gguf_tokenizer import BuiltTokenizer, build_gguf_tokenizer
 from canter.text.hf_tokenizer import build_hf_tokenizer
 from canter.text.token_bytes import find_token_bytes
 
 if TYPE_CHECKING:
     from canter.checkpoint.resolve import CheckpointFiles
+
+
+_MARKER = re.compile(r"[<\[\u25c1].*[>\]\u25b7]")
+"""How tokens are spelled that mark parts of a conversation: in angle or square brackets."""
 
 
 class Tokenizer:
@@ -108,6 +114,23 @@ class Tokenizer:
     def visible(self, ids: Iterable[int], skip_special_tokens: bool) -> Iterable[int]:
         """The ids that show in text."""
         return (i for i in ids if i not in self.special_token_ids) if skip_special_tokens else ids
+
+    def vocabulary(self, size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
+        """What a grammar must know of these tokens; `size` counts the model's logits. Takes a moment: every token is read.
+
+        Added tokens that look like markers are none of the text's, whether the tokenizer calls them special or not: a thought's end
+        must not stand in a JSON string. Raises `InvalidRequestError` where tokens are no bytes.
+        """
+        if self.token_bytes is None:
+            raise InvalidRequestError(
+                "structured_outputs need a tokenizer whose tokens stand for bytes; this model's (WordPiece or Unigram) do not.",
+                "structured_outputs",
+            )
+        added = {i: self._backend.id_to_token(i) or "" for i in self.added_token_ids}
+        markers = {text: i for i, text in added.items() if text and (i in self.special_token_ids or _MARKER.fullmatch(text))}
+        bytes_of = self.token_bytes.bytes_of
+        known = [bytes_of(i) for i in range(min(size, self.vocab_size))]
+        return Vocabulary(size, known, markers, list(eos_token_ids), lambda text: self.encode(text, add_special_tokens=False))
 
     def id_to_token(self, token_id: int | None) -> str | None:
         """The token as the vocabulary spells it (not as text: see `decode`)."""

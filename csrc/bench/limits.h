@@ -10,7 +10,8 @@ namespace canter {
 // One instruction set's loops. A null one means that it has no instruction of that kind.
 struct LimitKernels {
     // Reads every byte of [begin, begin + num_bytes) once, several streams at a time; a multiple of kReadGranule bytes.
-    std::uint64_t (*read)(const std::uint8_t* begin, std::int64_t num_bytes);
+    // Several streams, the memory asked ahead; or half as many, along which the machine itself looks ahead.
+    std::uint64_t (*read)(const std::uint8_t* begin, std::int64_t num_bytes, bool ask_ahead);
     // `rounds` times the same independent products, their operands in registers.
     void (*fma_f32)(std::int64_t rounds);
     void (*dot_bf16)(std::int64_t rounds);
@@ -34,7 +35,8 @@ extern const LimitKernels kNeonLimits;
 extern const LimitKernels kNeonDotLimits;
 #endif
 
-// Bytes a second that `threads` threads together read from an array of about `num_bytes`: the best of `passes`.
+// Bytes a second that `threads` threads together read from an array of about `num_bytes`: the best of `passes` in
+// either way.
 double read_bandwidth(std::int64_t num_bytes, int threads, int passes);
 
 // Operations a second of `threads` threads together: "float32", "bfloat16" (products of bfloat16 pairs summed in float32

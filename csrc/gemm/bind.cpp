@@ -27,7 +27,9 @@ using Part = std::tuple<std::string, Address, std::int64_t, std::int64_t, std::i
 
 std::vector<Weights> weights_of(const std::vector<Part>& parts) {
     std::vector<Weights> all;
-    for (const auto& [format, data, outputs, width, group] : parts) all.push_back({format_named(format), at<std::uint8_t>(data), outputs, width, group});
+    for (const auto& [format, data, outputs, width, group] : parts) {
+        all.push_back({format_named(format), at<std::uint8_t>(data), outputs, width, group});
+    }
     return all;
 }
 
@@ -42,14 +44,14 @@ std::int64_t packed_bytes(const std::string& format, std::int64_t outputs, std::
     return num_panels(outputs) * panel_bytes(format_named(format), width, group);
 }
 
-void bind_pack_floats(const std::string& format, Address source, int source_type, std::int64_t row_stride, Address row_index, std::int64_t outputs,
-                      std::int64_t width, Address dest) {
-    pack_floats({format_named(format), at(source), static_cast<SourceType>(source_type), row_stride, at<std::int64_t>(row_index), outputs, width,
-                 at<std::uint8_t>(dest)});
+void bind_pack_floats(const std::string& format, Address source, int source_type, std::int64_t row_stride, Address row_index,
+                      std::int64_t outputs, std::int64_t width, Address dest) {
+    pack_floats({format_named(format), at(source), static_cast<SourceType>(source_type), row_stride, at<std::int64_t>(row_index), outputs,
+                 width, at<std::uint8_t>(dest)});
 }
 
-void bind_pack_blocks(const std::string& format, Address source, std::int64_t row_bytes, Address row_index, std::int64_t outputs, std::int64_t width,
-                      Address dest) {
+void bind_pack_blocks(const std::string& format, Address source, std::int64_t row_bytes, Address row_index, std::int64_t outputs,
+                      std::int64_t width, Address dest) {
     pack_blocks(format_named(format), at(source), row_bytes, at<std::int64_t>(row_index), outputs, width, at<std::uint8_t>(dest));
 }
 
@@ -57,8 +59,8 @@ void bind_pack_i8(Address codes, Address scales, Address row_index, std::int64_t
     pack_i8(at<std::int8_t>(codes), at<float>(scales), at<std::int64_t>(row_index), outputs, width, at<std::uint8_t>(dest));
 }
 
-void bind_pack_w4(Address codes, Address scales, Address zeros, Address row_index, std::int64_t outputs, std::int64_t width, std::int64_t group,
-                  Address dest) {
+void bind_pack_w4(Address codes, Address scales, Address zeros, Address row_index, std::int64_t outputs, std::int64_t width,
+                  std::int64_t group, Address dest) {
     panel_bytes(Format::w4, width, group);  // refuses sizes that do not fit
     pack_w4(at<std::uint8_t>(codes), at<float>(scales), at<std::uint8_t>(zeros), at<std::int64_t>(row_index), outputs, width, group,
             at<std::uint8_t>(dest));
@@ -66,13 +68,14 @@ void bind_pack_w4(Address codes, Address scales, Address zeros, Address row_inde
 
 void bind_matmul(const Matrix& matrix, Address x, int x_type, std::int64_t x_stride, Address bias, int bias_type, Address out, int out_type,
                  std::int64_t out_stride, std::int64_t rows) {
-    matmul({at(x), dtype_of(x_type), x_stride, matrix.parts.data(), static_cast<std::int64_t>(matrix.parts.size()), at(bias), dtype_of(bias_type),
-            at(out), dtype_of(out_type), out_stride, rows, matrix.width});
+    matmul({at(x), dtype_of(x_type), x_stride, matrix.parts.data(), static_cast<std::int64_t>(matrix.parts.size()), at(bias),
+            dtype_of(bias_type), at(out), dtype_of(out_type), out_stride, rows, matrix.width});
 }
 
 void bind_unpack_rows(const Matrix& matrix, std::int64_t begin, std::int64_t end, Address out) {
     if (begin < 0 || begin > end || end > matrix.outputs) {
-        throw std::invalid_argument("unpack_rows: [" + std::to_string(begin) + ", " + std::to_string(end) + ") of " + std::to_string(matrix.outputs) + ".");
+        throw std::invalid_argument("unpack_rows: [" + std::to_string(begin) + ", " + std::to_string(end) + ") of " +
+                                    std::to_string(matrix.outputs) + ".");
     }
     for_rows(end - begin, matrix.width, [&](std::int64_t from, std::int64_t to) {
         unpack_rows(matrix, begin + from, begin + to, at<float>(out) + from * matrix.width);

@@ -142,7 +142,12 @@ void run_block(Job& job) {
 
     std::int64_t tiles = 0;
     for (std::int64_t i = 0; i < c.num_parts; ++i) tiles += (num_panels(c.parts[i].outputs) + job.tile_panels - 1) / job.tile_panels;
-    const auto run = [&](std::int64_t index) {
+    // Few rows: a stretch of the weights for each thread, as long as they keep pace. What one asks the memory for at the end of a
+    // tile is then its own next one's beginning.
+    const std::int64_t stretches = job.few ? num_threads() : 1, stretch = (tiles * job.row_tiles + stretches - 1) / stretches;
+    const auto run = [&](std::int64_t task) {
+        const std::int64_t index = task % stretches * stretch + task / stretches;
+        if (index >= tiles * job.row_tiles) return;
         // Rows first: threads that work side by side share the weights in the third cache.
         std::int64_t tile = index / job.row_tiles, column = 0;
         const Weights* w = c.parts;
@@ -155,9 +160,9 @@ void run_block(Job& job) {
         run_tile(job, *w, form_of(*w, use_pairs), column, index % job.row_tiles * job.tile_rows, tile * job.tile_panels);
     };
     if (job.rows * all_outputs * c.width < kSmall) {
-        for (std::int64_t i = 0; i < tiles * job.row_tiles; ++i) run(i);
+        for (std::int64_t i = 0; i < stretches * stretch; ++i) run(i);
     } else {
-        parallel_for(tiles * job.row_tiles, run);
+        parallel_for(stretches * stretch, run);
     }
 }
 

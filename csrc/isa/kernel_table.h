@@ -7,6 +7,7 @@
 #include "activation/activation.h"
 #include "norm/norm.h"
 #include "quant/dequantize.h"
+#include "recurrent/recurrent.h"
 #include "rope/rotary.h"
 
 namespace canter {
@@ -19,6 +20,15 @@ struct KernelTable {
     // x *= factor, in place.
     void (*scale)(void* x, DType type, std::int64_t count, float factor);
     void (*dequantize)(const DequantizeArgs&, std::int64_t begin, std::int64_t end);
+    void (*l2_norm)(const L2NormArgs&, std::int64_t begin, std::int64_t end);
+    void (*decay_gate)(const DecayArgs&, std::int64_t begin, std::int64_t end);
+    void (*gated_rms_norm)(const GatedNormArgs&, std::int64_t begin, std::int64_t end);
+    // Over tasks: tiles of `tile_width` columns of one request's state.
+    void (*causal_conv)(const ConvArgs&, std::int64_t begin, std::int64_t end);
+    void (*ssd_scan)(const SsdArgs&, std::int64_t begin, std::int64_t end);
+    void (*selective_scan)(const SelectiveArgs&, std::int64_t begin, std::int64_t end);
+    void (*gated_delta)(const DeltaArgs&, std::int64_t begin, std::int64_t end);
+    std::int64_t tile_width;
 };
 
 // Tables of the instruction sets that were compiled in; only those that this machine supports may be used.

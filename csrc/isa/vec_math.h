@@ -59,6 +59,23 @@ inline Reg gate(Reg x, Reg y) {
     return Vec::div(x, Vec::add(Vec::set1(1.0f), e));
 }
 
+// ln(1 + e^x).
+inline Reg softplus(Reg x) {
+    // max(x, 0) + ln(1 + z) with z = e^-|x|, and ln(1 + z) = 2 artanh(z / (2 + z)): its argument is at most 1/3, where the
+    // series to the fifteenth power leaves a remainder below 2e-9 of the value.
+    const Reg z = exp(Vec::sub(Vec::zero(), Vec::abs(x)));
+    const Reg s = Vec::div(z, Vec::add(Vec::set1(2.0f), z)), s2 = Vec::mul(s, s);
+    Reg p = Vec::set1(2.0f / 15);
+    p = Vec::fma(p, s2, Vec::set1(2.0f / 13));
+    p = Vec::fma(p, s2, Vec::set1(2.0f / 11));
+    p = Vec::fma(p, s2, Vec::set1(2.0f / 9));
+    p = Vec::fma(p, s2, Vec::set1(2.0f / 7));
+    p = Vec::fma(p, s2, Vec::set1(2.0f / 5));
+    p = Vec::fma(p, s2, Vec::set1(2.0f / 3));
+    p = Vec::fma(p, s2, Vec::set1(2.0f));
+    return Vec::fma(p, s, Vec::max(x, Vec::zero()));
+}
+
 inline Reg tanh(Reg x) {
     const Reg one = Vec::set1(1.0f), two = Vec::set1(2.0f);
     const Reg large = Vec::sub(one, Vec::div(two, Vec::add(exp(Vec::mul(two, x)), one)));

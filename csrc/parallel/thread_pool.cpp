@@ -9,6 +9,7 @@
 #include <cmath>
 #include <condition_variable>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <mutex>
 #include <new>
@@ -17,6 +18,10 @@
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 namespace canter {
 namespace {
@@ -273,6 +278,14 @@ float* scratch_floats(Scratch slot, std::size_t count) {
         buffer.size = buffer.data ? bytes / sizeof(float) : 0;
         if (!buffer.data) throw std::bad_alloc();
     }
+#if defined(__SANITIZE_ADDRESS__)
+    // A buffer is as large as the largest call so far. Each call has what it asked for and no more, and nothing of earlier ones.
+    if (buffer.data) {
+        __asan_unpoison_memory_region(buffer.data, buffer.size * sizeof(float));
+        std::memset(buffer.data, 0xff, count * sizeof(float));
+        __asan_poison_memory_region(buffer.data + count, (buffer.size - count) * sizeof(float));
+    }
+#endif
     return buffer.data;
 }
 

@@ -41,6 +41,7 @@ void bind_program(nb::module_& m) {
     bind_dense_instructions(program);
     bind_attention_instructions(program);
     bind_packed_instructions(program);
+    bind_recurrent_instructions(m, program);
 }
 
 }  // namespace canter

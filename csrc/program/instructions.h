@@ -11,5 +11,6 @@ namespace canter {
 void bind_dense_instructions(nanobind::class_<Program>& program);
 void bind_attention_instructions(nanobind::class_<Program>& program);
 void bind_packed_instructions(nanobind::class_<Program>& program);
+void bind_recurrent_instructions(nanobind::module_& m, nanobind::class_<Program>& program);
 
 }  // namespace canter

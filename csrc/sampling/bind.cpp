@@ -42,6 +42,10 @@ void bind_allow(Address logits, Address lines, Address starts, Address ids, std:
     allow_tokens({at<float>(logits), at<std::int64_t>(lines), at<std::int64_t>(starts), at<std::int64_t>(ids), count, rows, vocab});
 }
 
+void bind_mask(Address logits, Address lines, Address masks, std::int64_t count, std::int64_t rows, std::int64_t vocab) {
+    mask_tokens({at<float>(logits), at<std::int64_t>(lines), at<std::int32_t>(masks), count, rows, vocab});
+}
+
 void bind_add(Address logits, Address lines, Address ids, Address values, std::int64_t count, std::int64_t rows, std::int64_t vocab) {
     add_to_tokens({at<float>(logits), at<std::int64_t>(lines), at<std::int64_t>(ids), at<float>(values), count, rows, vocab});
 }
@@ -97,6 +101,7 @@ void bind_sampling(nb::module_& m) {
     m.def("keep_tokens", &bind_keep, Released());
     m.def("penalize", &bind_penalize, Released());
     m.def("allow_tokens", &bind_allow, Released());
+    m.def("mask_tokens", &bind_mask, Released());
     m.def("token_logprobs", &bind_logprobs, Released());
     m.attr("MAX_TOP_LOGPROBS") = kMaxTop;
     // Short: giving the interpreter away and taking it back would cost more than they do.

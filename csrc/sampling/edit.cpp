@@ -49,6 +49,24 @@ void allow_tokens(const AllowArgs& a) {
     });
 }
 
+void mask_tokens(const MaskArgs& a) {
+    require_below("mask_tokens", "lines", a.lines, a.count, a.rows);
+    const std::int64_t words = (a.vocab + 31) / 32;
+    for_rows(a.count, a.vocab, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t n = begin; n < end; ++n) {
+            float* row = a.logits + a.lines[n] * a.vocab;
+            for (std::int64_t w = 0; w < words; ++w) {
+                const auto bits = static_cast<std::uint32_t>(a.masks[n * words + w]);
+                if (bits == 0xffffffffu) continue;  // most words of a text's mask; most others are zero
+                const std::int64_t size = std::min<std::int64_t>(32, a.vocab - 32 * w);
+                for (std::int64_t i = 0; i < size; ++i) {
+                    if (!(bits >> i & 1u)) row[32 * w + i] = -std::numeric_limits<float>::infinity();
+                }
+            }
+        }
+    });
+}
+
 void add_to_tokens(const AddArgs& a) {
     require_below("add_to_tokens", "lines", a.lines, a.count, a.rows);
     require_below("add_to_tokens", "token ids", a.ids, a.count, a.vocab);

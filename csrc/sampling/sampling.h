@@ -52,6 +52,13 @@ struct AllowArgs {
     std::int64_t count, rows, vocab;
 };
 
+struct MaskArgs {
+    float* logits;
+    const std::int64_t* lines;  // [N]: rows of logits, distinct
+    const std::int32_t* masks;  // [N, ceil(V / 32)]: a bit for each token, the lowest first
+    std::int64_t count, rows, vocab;
+};
+
 struct AddArgs {
     float* logits;
     const std::int64_t* lines;  // [K]
@@ -118,6 +125,7 @@ void keep_tokens(const DrawArgs& args);
 void penalize(const PenaltyArgs& args);
 // These throw std::out_of_range for a line outside [0, L), an id outside [0, V), and tokens that lie outside their table.
 void allow_tokens(const AllowArgs& args);
+void mask_tokens(const MaskArgs& args);
 void add_to_tokens(const AddArgs& args);
 void forbid_words(const ForbidArgs& args);
 // Throws std::out_of_range for a chosen id outside [0, V).

@@ -145,7 +145,7 @@ def test_the_client_logs_phases_in_the_form_that_is_read(caplog: pytest.LogCaptu
     monkeypatch.setattr(logging.getLogger("canter"), "propagate", True)
 
     async def told() -> None:
-        RemoteClient(EngineArgs())._handle(LoadPhase("weights", 1.5))
+        RemoteClient(EngineArgs()).host.handle(LoadPhase("weights", 1.5))
 
     with caplog.at_level(logging.DEBUG, "canter"):
         asyncio.run(told())

@@ -36,7 +36,9 @@ def test_cases_cover_the_table_and_every_implementation_runs_them() -> None:
         for make in kernels.cases(args, torch.float32, [1, 70], 40, set(kernels.TIMED_OPS), kernels.FORMATS):
             case = make()
             seen.add(case.op)
-            assert case.num_bytes > 0 and (case.operations > 0) == (case.op in ("linear", "paged_attention"))
+            assert case.num_bytes > 0 and (case.operations > 0) == (
+                case.op in ("linear", "paged_attention", "ssd_scan", "selective_scan", "gated_delta")
+            )
             for impl in implementations(case.op):
                 result = kernels.timing(case, impl, "-", MACHINE)
                 assert result.seconds > 0 and result.of_limit > 0

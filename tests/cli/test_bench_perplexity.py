@@ -18,6 +18,7 @@ from canter.cli.bench import perplexity
 from canter.client.outputs import Logprob, RequestOutput
 from canter.core.errors import ConfigError
 from canter.layers.quant.weights import read_tensor
+from tests.models.quantized import SCHEMES, Quantized
 from tests.weights import gguf_file
 
 
@@ -99,11 +100,31 @@ def test_int8_predicts_as_well_as_the_floats_it_is_made_of(text: str, tmp_path: 
     assert off(model | {"quantization": "int8"}, model, text) < ALLOWED
 
 
-def save_floats(path: Path, folder: Path) -> Path:
-    """The weights of a GGUF file as a checkpoint in bfloat16."""
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s.name in ("awq", "gptq", "w4a16-asymmetric", "w8a8")], ids=lambda s: s.name)
+def test_codes_predict_as_well_as_what_they_stand_for(scheme: Quantized, text: str, tmp_path: Path) -> None:
+    model = {
+        "model": str(save_floats(gguf_file("smollm2-135m.gguf"), tmp_path, scheme)),
+        "tokenizer": str(gguf_file("smollm2-135m.gguf")),
+    }
+    assert off(model, model, text) < ALLOWED
+
+
+def save_floats(path: Path, folder: Path, scheme: Quantized | None = None) -> Path:
+    """The weights of a GGUF file as a checkpoint in bfloat16, the layers' matrices as a scheme stores them."""
     checkpoint = resolve(str(path))
+    config = read_model_config(checkpoint).hf | {"torch_dtype": "bfloat16"}
+    tensors = {}
     with open_tensors(checkpoint) as source:
-        tensors = {name: read_tensor(source.get(name)).bfloat16() for name in source.names()}
+        for name in source.names():
+            weight = read_tensor(source.get(name))
+            if scheme is not None and ".layers." in name and weight.dim() == 2:
+                tensors |= scheme.store(name.removesuffix(".weight"), weight)[0]
+            else:
+                tensors[name] = weight.bfloat16()
+    if scheme is not None:
+        config["quantization_config"] = scheme.config
     save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(read_model_config(checkpoint).hf | {"torch_dtype": "bfloat16"}))
+    (folder / "config.json").write_text(json.dumps(config))
     return folder

@@ -165,6 +165,31 @@ def test_while_it_restarts_requests_wait_and_calls_fail() -> None:
     assert run(body).restarts == 1
 
 
+def test_a_pause_outlives_the_engine() -> None:
+    async def body(client: RemoteClient) -> None:
+        stream = client.generate("r", [97], params(max_tokens=100))
+        await anext(stream)
+        await client.utility("pause")
+        os.kill(client.process_id, signal.SIGKILL)
+        while not client.is_restarting:
+            await asyncio.sleep(0.01)
+        while client.is_restarting:
+            await asyncio.sleep(0.01)
+        late = asyncio.create_task(text_of(client, "late", "a", max_tokens=3))
+        assert await client.utility("num_run") == 0
+        await asyncio.sleep(0.05)
+        assert await client.utility("num_run") == 0 and not late.done(), "it was paused before it ran anything"
+        await client.utility("resume")
+        assert await late == "aaa"
+        assert [output async for output in stream][-1].finished
+        os.kill(client.process_id, signal.SIGKILL)
+        while not client.is_restarting:
+            await asyncio.sleep(0.01)
+        assert await text_of(client, "after", max_tokens=3) == "aba", "and is over when it was ended"
+
+    run(body)
+
+
 def test_a_restart_that_fails_is_tried_again(tmp_path: Path) -> None:
     marker = tmp_path / "loaded"
 
@@ -172,7 +197,7 @@ def test_a_restart_that_fails_is_tried_again(tmp_path: Path) -> None:
         stream = client.generate("r", [97], params(max_tokens=400))
         text = (await anext(stream)).outputs[0].text
         os.kill(client.process_id, signal.SIGKILL)
-        while client._restarts.num_recent < 3:
+        while client.host.restarts.num_recent < 3:
             await asyncio.sleep(0.01)
         marker.unlink()
         text += "".join([output.outputs[0].text async for output in stream])
@@ -244,7 +269,7 @@ def test_a_suspect_that_leaves_does_not_hold_up_the_others() -> None:
 def test_shutdown_while_it_waits_to_restart() -> None:
     async def body(client: RemoteClient) -> None:
         request = asyncio.create_task(text_of(client, "r", max_tokens=500))
-        while client._restarts.num_recent < 2:
+        while client.host.restarts.num_recent < 2:
             await asyncio.sleep(0.01)
         await client.shutdown()
         with pytest.raises(EngineDeadError, match="shutting down"):

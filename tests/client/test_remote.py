@@ -147,7 +147,7 @@ def test_shutdown_lets_requests_end_and_leaves_nothing_behind() -> None:
     async def main() -> None:
         client = RemoteClient(EngineArgs(), fake_tokenizer(), command=(*FAKE_ENGINE, "--delay", "0.01"))
         await client.start()
-        folder = Path(client._child.directory)
+        folder = Path(client.host.child.directory)
         assert folder.stat().st_mode & 0o777 == 0o700
         await client.wait_ready()
         request = asyncio.create_task(text_of(client, "r", max_tokens=10))

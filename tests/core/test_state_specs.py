@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from canter.core.errors import ConfigError
-from canter.core.state_specs import CACHE_STORAGE, DTYPE_BYTES, StateKind, attention_spec, plan_layout
+from canter.core.state_specs import CACHE_STORAGE, DTYPE_BYTES, PoolSpec, StateField, StateKind, attention_spec, plan_layout
 
 
 def spec(window: int | None = None, heads: int = 2, dim: int = 16):
@@ -33,7 +33,18 @@ def test_head_sizes_that_lanes_do_not_divide() -> None:
 def test_equal_layers_are_one_group() -> None:
     layout = plan_layout({i: spec() for i in range(4)})
     assert [g.layer_ids for g in layout.groups] == [(0, 1, 2, 3)]
-    assert [(p.num_slots, p.block_bytes) for p in layout.pools] == [(4, 4 * 2 * 2 * 16 * 16 * 4)]
+    assert [(p.num_slots, p.block_bytes) for p in layout.pools] == [(4, 4 * 2 * 2 * 16 * 16 * 4 + 64)]
+
+
+def test_blocks_are_an_odd_number_of_units_and_fields_begin_on_lines() -> None:
+    """Small blocks are counted in cache lines, from 64 KiB on in 2 KiB; what lies between is memory too."""
+    small = PoolSpec(0, 2, (StateField("k", (5,), "float32"), StateField("v", (33,), "bfloat16")))
+    assert [small.field_starts(slot) for slot in range(2)] == [[0, 64], [192, 256]]
+    assert small.block_bytes == 7 * 64
+    odd = PoolSpec(0, 1, (StateField("k", (3, 16), "float32"),))
+    assert odd.block_bytes == 3 * 64
+    large = PoolSpec(0, 24, (StateField("k", (2, 32, 16, 2), "bfloat16"), StateField("v", (2, 16, 64), "bfloat16")))
+    assert large.block_bytes == 97 * 2048
 
 
 def test_five_window_layers_to_one_full() -> None:

@@ -348,6 +348,36 @@ TEST(attention_over_spans) {
     }
 }
 
+// Requests of any number of queries, and so tiles of any size, have the bits that they have alone, on any threads.
+TEST(attention_of_any_shape) {
+    Random random(14);
+    for (int i = 0; i < 60; ++i) {
+        const CacheType type = kCacheTypes[random.below(5)];
+        const std::int64_t group = random.below(12) ? 1 + random.below(9) : 30 + random.below(240);
+        const std::int64_t key_heads = group > 9 ? 1 : 1 + random.below(2);
+        const std::int64_t head_dim = 4 * (1 + random.below(random.below(3) ? 16 : 40));
+        const std::int64_t window = random.below(2) ? 0 : 1 + random.below(300);
+        std::vector<Request> requests;
+        for (std::int64_t left = 1 + random.below(4); left > 0; --left) {
+            const std::int64_t queries = group > 9 ? 1 + random.below(3) : 1 + random.below(2) * random.below(90);
+            requests.push_back({queries, queries + random.below(random.below(3) ? 60 : 2 * kSpan)});
+        }
+        const std::int64_t block_sizes[] = {1, 3, 8, 16, 32}, block_size = block_sizes[random.below(5)];
+        Step<float> step(random, {type, requests, group * key_heads, key_heads, head_dim, block_size, window,
+                                  random.below(4) ? 0.0f : 5.0f, random.below(2) == 0});
+        const auto count = static_cast<std::int64_t>(requests.size());
+        use_threads(1 + static_cast<int>(random.below(3)));
+        const Buffer<float> all = step.run(0, count);
+        for (std::int64_t j = 0; j < all.size(); ++j) CHECK(std::isfinite(all[j]));
+        for (std::int64_t b = 0; b < count; ++b) {
+            use_threads(1 + static_cast<int>(random.below(3)));
+            const Buffer<float> alone = step.run(b, b + 1);
+            check_same_bits("a request alone", alone.data(), all.data() + step.starts[b] * group * key_heads * head_dim, alone.size());
+        }
+    }
+    use_threads(1);
+}
+
 // A step's scratch is as large as its largest tile needs; no smaller tile may need more.
 TEST(attention_scratch) {
     std::vector<const AttentionKernels*> tables = {&kScalarAttention};

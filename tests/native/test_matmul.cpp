@@ -55,8 +55,8 @@ Packed pack_float_rows(Random& random, Format format, std::int64_t outputs, std:
     const Buffer<T> source = random_buffer<T>(random, (outputs - 1) * stride + width);
     Packed out = make_empty(format, outputs, width, 0);
     const Buffer<std::int64_t> index = reversed(outputs);
-    pack_floats({format, source.data(), std::is_same_v<T, bf16> ? SourceType::bf16 : SourceType::f32, stride, turned ? index.data() : nullptr, outputs,
-                 width, out.panels.data()});
+    pack_floats({format, source.data(), std::is_same_v<T, bf16> ? SourceType::bf16 : SourceType::f32, stride,
+                 turned ? index.data() : nullptr, outputs, width, out.panels.data()});
     for (std::int64_t n = 0; n < outputs; ++n) {
         const T* row = source.data() + (turned ? outputs - 1 - n : n) * stride;
         std::vector<float> rounded(static_cast<std::size_t>(width));
@@ -66,7 +66,9 @@ Packed pack_float_rows(Random& random, Format format, std::int64_t outputs, std:
             if (format == Format::bf16) value = to_float(to_bf16(static_cast<float>(value)));
             if (format == Format::q8_0) {  // half a code away at most, and the scale is a half float; products take what was packed
                 double highest = 0;
-                for (std::int64_t i = k / 32 * 32; i < std::min(k / 32 * 32 + 32, width); ++i) highest = std::max(highest, std::abs(double{to_float(row[i])}));
+                for (std::int64_t i = k / 32 * 32; i < std::min(k / 32 * 32 + 32, width); ++i) {
+                    highest = std::max(highest, std::abs(double{to_float(row[i])}));
+                }
                 const float found = rounded[static_cast<std::size_t>(k)];
                 check_close("q8_0", n * width + k, found, value, 5e-4, 0.5001 * highest / 127 + 4e-6);
                 value = found;
@@ -86,7 +88,9 @@ Packed pack_block_rows(Random& random, Format format, const char* name, std::int
     pack_blocks(format, source.data(), blocks * type.bytes, turned ? index.data() : nullptr, outputs, width, out.panels.data());
     for (std::int64_t n = 0; n < outputs; ++n) {
         const std::uint8_t* row = source.data() + (turned ? outputs - 1 - n : n) * blocks * type.bytes;
-        for (std::int64_t b = 0; b < blocks; ++b) type.decode(row + b * type.bytes, &out.values[static_cast<std::size_t>(n * width + b * type.elements)]);
+        for (std::int64_t b = 0; b < blocks; ++b) {
+            type.decode(row + b * type.bytes, &out.values[static_cast<std::size_t>(n * width + b * type.elements)]);
+        }
     }
     return out;
 }
@@ -164,8 +168,8 @@ void check_products(Random& random, const std::vector<const Packed*>& parts, std
     const Buffer<T> bias = random_buffer<T>(random, outputs);
     Buffer<T> out = filled<T>((rows - 1) * out_stride + outputs, 77);
     const auto multiply = [&](std::int64_t row, std::int64_t count, T* to, std::int64_t stride) {
-        matmul({x.data() + row * x_stride, dtype_of<T>, x_stride, weights.data(), static_cast<std::int64_t>(weights.size()), has_bias ? bias.data() : nullptr,
-                dtype_of<T>, to, dtype_of<T>, stride, count, width});
+        matmul({x.data() + row * x_stride, dtype_of<T>, x_stride, weights.data(), static_cast<std::int64_t>(weights.size()),
+                has_bias ? bias.data() : nullptr, dtype_of<T>, to, dtype_of<T>, stride, count, width});
     };
     multiply(0, rows, out.data(), out_stride);
     for (std::int64_t r = 0; r < rows; ++r) {
@@ -181,8 +185,8 @@ void check_products(Random& random, const std::vector<const Packed*>& parts, std
                 }
                 if (has_bias) sum += to_float(bias[column]);
                 // Float sums of at most 600 terms; minima and codes of a block cancel.
-                check_close(format_name(part->weights.format), r * outputs + column, to_float(out[r * out_stride + column]), sum, relative_of<T>(2),
-                            4e-6 * size * highest + 1e-6);
+                check_close(format_name(part->weights.format), r * outputs + column, to_float(out[r * out_stride + column]), sum,
+                            relative_of<T>(2), 4e-6 * size * highest + 1e-6);
             }
         }
         for (std::int64_t i = r * out_stride + outputs; i < std::min(out.size(), (r + 1) * out_stride); ++i) CHECK(to_float(out[i]) == 77);
@@ -226,7 +230,9 @@ TEST(matmul_blocks) {
         for (const std::int64_t blocks : {1, 2, 5}) {
             const std::int64_t width = blocks * block_type(named.name).elements;
             if (width > 600) continue;
-            for (const std::int64_t outputs : {1, 17, 48}) check_matrix(random, pack_block_rows(random, named.format, named.name, outputs, width, outputs == 17));
+            for (const std::int64_t outputs : {1, 17, 48}) {
+                check_matrix(random, pack_block_rows(random, named.format, named.name, outputs, width, outputs == 17));
+            }
         }
     }
 }
@@ -253,8 +259,10 @@ TEST(matmul_w4) {
 // Several parts side by side, of different formats and ragged outputs, on one thread and on several.
 TEST(matmul_of_parts) {
     Random random(24);
-    const Packed a = pack_float_rows<float>(random, Format::f32, 19, 256, false), b = pack_float_rows<bf16>(random, Format::bf16, 33, 256, false);
-    const Packed c = pack_block_rows(random, Format::q4_k, "Q4_K", 19, 256, false), d = pack_block_rows(random, Format::q6_k, "Q6_K", 5, 256, false);
+    const Packed a = pack_float_rows<float>(random, Format::f32, 19, 256, false);
+    const Packed b = pack_float_rows<bf16>(random, Format::bf16, 33, 256, false);
+    const Packed c = pack_block_rows(random, Format::q4_k, "Q4_K", 19, 256, false);
+    const Packed d = pack_block_rows(random, Format::q6_k, "Q6_K", 5, 256, false);
     const Packed e = pack_block_rows(random, Format::q8_0, "Q8_0", 200, 256, false);
     for_threads([&] {
         for (const std::int64_t rows : {1, 7, 40}) {
@@ -262,6 +270,46 @@ TEST(matmul_of_parts) {
             check_products<bf16>(random, {&c, &d, &e}, rows, false);
         }
     });
+}
+
+// Rows in any number, so in tiles of any size and on any threads, have the bits that they have in twos or alone.
+void check_shapes(Random& random, const Packed& packed) {
+    const Weights& w = packed.weights;
+    const std::int64_t rows = 1 + random.below(random.below(3) ? 40 : 260), stride = w.width + random.below(3);
+    const Buffer<float> x = random_buffer<float>(random, (rows - 1) * stride + w.width);
+    const auto multiply = [&](std::int64_t row, std::int64_t count) {
+        Buffer<float> out(count * w.outputs);
+        matmul({x.data() + row * stride, DType::float32, stride, &w, 1, nullptr, DType::float32, out.data(), DType::float32, w.outputs,
+                count, w.width});
+        return out;
+    };
+    use_threads(1 + static_cast<int>(random.below(3)));
+    const Buffer<float> all = multiply(0, rows);
+    for (int i = 0; i < 3; ++i) {
+        const std::int64_t row = random.below(rows), count = std::min(1 + random.below(2) * random.below(50), rows - row);
+        use_threads(1 + static_cast<int>(random.below(3)));
+        const Buffer<float> some = multiply(row, count);
+        check_same_bits(format_name(w.format), some.data(), all.data() + row * w.outputs, some.size());
+    }
+    use_threads(1);
+}
+
+TEST(matmul_of_any_shape) {
+    Random random(27);
+    for (int i = 0; i < 8; ++i) {
+        const auto outputs = [&] { return 1 + random.below(random.below(4) ? 50 : 300); };
+        const auto width = [&] { return 1 + random.below(random.below(4) ? 100 : 700); };
+        for (const Format format : {Format::f32, Format::bf16, Format::q8_0}) {
+            check_shapes(random, pack_float_rows<float>(random, format, outputs(), width(), false));
+        }
+        check_shapes(random, pack_i8_rows(random, outputs(), width(), false));
+        const std::int64_t group = 32 << random.below(3);
+        check_shapes(random, pack_w4_rows(random, outputs(), group * (1 + random.below(6)), group));
+        const Named& named = kBlockFormats[i];
+        const std::int64_t elements = block_type(named.name).elements;
+        const std::int64_t blocks = elements < 256 ? 1 + random.below(24) : 1 + random.below(3);
+        check_shapes(random, pack_block_rows(random, named.format, named.name, outputs(), blocks * elements, false));
+    }
 }
 
 // Infinities and NaN in one row stay there.
@@ -305,7 +353,8 @@ TEST_ONCE(quantised_bits_of_all_levels) {
             for (const std::string& level : levels) {
                 set_isa(level);
                 Buffer<float>& to = level == levels[0] ? first : out;
-                matmul({x.data(), DType::float32, w.width, &w, 1, nullptr, DType::float32, to.data(), DType::float32, w.outputs, rows, w.width});
+                matmul({x.data(), DType::float32, w.width, &w, 1, nullptr, DType::float32, to.data(), DType::float32, w.outputs, rows,
+                        w.width});
                 check_same_bits(level.c_str(), to.data(), first.data(), to.size());
             }
         }
@@ -323,7 +372,9 @@ TEST(embedding) {
             constexpr std::int64_t vocab = 21;
             const Packed packed = pack_float_rows<S>(random, std::is_same_v<S, bf16> ? Format::bf16 : Format::f32, vocab, width, false);
             Buffer<S> rows(vocab * width);
-            for (std::int64_t i = 0; i < rows.size(); ++i) rows[i] = from_float<S>(static_cast<float>(packed.values[static_cast<std::size_t>(i)]));
+            for (std::int64_t i = 0; i < rows.size(); ++i) {
+                rows[i] = from_float<S>(static_cast<float>(packed.values[static_cast<std::size_t>(i)]));
+            }
             const auto* bytes = reinterpret_cast<const std::uint8_t*>(rows.data());
             const BlockTable table = block_table(name, bytes, width * static_cast<std::int64_t>(sizeof(S)), vocab, width);
             const Matrix matrix({packed.weights});
@@ -343,8 +394,9 @@ TEST(embedding) {
             Buffer<T> out(width);
             for (const std::int64_t bad : {std::int64_t{-1}, vocab}) {
                 ids[0] = bad;
-                check_throws<std::out_of_range>("embedding", [&] { embedding_packed(matrix, {ids.data(), out.data(), dtype_of<T>, 1, 1.0f}); });
-                check_throws<std::out_of_range>("embedding", [&] { embedding_blocks(table, {ids.data(), out.data(), dtype_of<T>, 1, 1.0f}); });
+                const EmbedCall call{ids.data(), out.data(), dtype_of<T>, 1, 1.0f};
+                check_throws<std::out_of_range>("embedding", [&] { embedding_packed(matrix, call); });
+                check_throws<std::out_of_range>("embedding", [&] { embedding_blocks(table, call); });
             }
         }
     });

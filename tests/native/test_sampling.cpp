@@ -308,6 +308,12 @@ TEST_ONCE(edits_of_logits) {
             const bool stays = i / vocab == 1 || i == 2 * vocab + 6 || i == 2 * vocab + 1;
             CHECK(logits[i] == (stays ? 1.0f : -kInf));
         }
+        const std::int32_t masks[] = {1 << 6 | 1, -1};
+        mask_tokens({logits.data(), lines, masks, 2, rows, vocab});
+        for (std::int64_t i = 0; i < rows * vocab; ++i) {
+            const bool stays = i / vocab == 1 || i == 2 * vocab + 6;
+            CHECK(logits[i] == (stays ? 1.0f : -kInf));
+        }
         const float values[] = {0.5f, -kInf};
         const std::int64_t one[] = {1, 1};
         add_to_tokens({logits.data(), one, ids, values, 2, rows, vocab});
@@ -316,7 +322,9 @@ TEST_ONCE(edits_of_logits) {
     Buffer<float> logits(rows * vocab);
     const std::int64_t starts[] = {0, 1}, good = 0, below = -1, beyond_rows = rows, beyond_vocab = vocab;
     const float value = 1.0f;
+    const std::int32_t mask = 0;
     for (const std::int64_t* line : {&below, &beyond_rows}) {
+        check_throws<std::out_of_range>("mask_tokens", [&] { mask_tokens({logits.data(), line, &mask, 1, rows, vocab}); });
         check_throws<std::out_of_range>("allow_tokens", [&] { allow_tokens({logits.data(), line, starts, &good, 1, rows, vocab}); });
         check_throws<std::out_of_range>("add_to_tokens", [&] { add_to_tokens({logits.data(), line, &good, &value, 1, rows, vocab}); });
     }

@@ -3,6 +3,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 #include <atomic>
 #include <thread>
 
@@ -40,6 +44,22 @@ TEST_ONCE(regions_after_sleep) {
         ::usleep(500);  // longer than workers spin: they sleep, and the next region wakes them
     }
 }
+
+#if defined(__SANITIZE_ADDRESS__)
+// Of a buffer that a larger call left behind, a sanitized build lets a smaller one touch its own part alone.
+TEST_ONCE(scratch_is_as_large_as_asked) {
+    for (const Scratch slot : {Scratch::caller, Scratch::task}) {
+        scratch_floats(slot, 4096);
+        for (const std::size_t count : {std::size_t{1}, std::size_t{3}, std::size_t{64}, std::size_t{4095}}) {
+            float* own = scratch_floats(slot, count);
+            CHECK(!__asan_region_is_poisoned(own, count * sizeof(float)));
+            CHECK(__asan_address_is_poisoned(own + count));
+            CHECK(std::isnan(own[0]));
+        }
+        CHECK(!__asan_region_is_poisoned(scratch_floats(slot, 4096), 4096 * sizeof(float)));
+    }
+}
+#endif
 
 // The results of plain stores in tasks are visible to the caller afterwards.
 TEST_ONCE(results_are_visible) {

@@ -9,7 +9,7 @@ from canter.core.state_specs import attention_spec, plan_layout
 from canter.runner.memory import size_cache
 
 LAYOUT = plan_layout({i: attention_spec(2, 16, "float32", 16) for i in range(3)})
-BLOCK_BYTES = 3 * 2 * 2 * 16 * 16 * 4
+BLOCK_BYTES = 3 * 2 * 2 * 16 * 16 * 4 + 64  # an odd number of cache lines
 
 
 def blocks_for(num_tokens: int) -> list[int]:

@@ -22,6 +22,8 @@ def test_tensors_of_a_block_lie_together_and_never_overlap(cache_dtype: str, num
     for tensor in tensors.values():
         assert tensor.shape[0] == num_blocks and tensor.data_ptr() % 16 == 0
         assert tensor[0].is_contiguous() and not tensor[:, 0].contiguous().view(torch.uint8).any()
+    (spec,) = layout.pools
+    assert {tensor.stride(0) * tensor.element_size() for tensor in tensors.values()} == {spec.block_bytes}
     begins = sorted((t[b].data_ptr(), t[b].nbytes) for t in tensors.values() for b in range(num_blocks))
     assert all(at + size <= following for (at, size), (following, _) in pairwise(begins))
 

@@ -14,8 +14,9 @@ from canter.core.config import EngineArgs
 from canter.server.app import build_app
 from canter.server.args import ServerArgs
 from canter.server.metrics import Metrics
+from canter.text.parsing.load import load_format
 from tests.fake_core import INFO, FakeCore
-from tests.fakes import FakeEngineClient, fake_text
+from tests.fakes import FakeEngineClient, fake_text, fake_tokenizer
 
 MODEL = "m"
 
@@ -30,12 +31,14 @@ class Harness:
         engine_args: EngineArgs | None = None,
         defaults: dict[str, Any] | None = None,
         ready: bool = True,
+        parsers: tuple[str | None, str | None] | None = None,
         **server: Any,
     ) -> None:
         self.metrics = Metrics(MODEL)
         self.engine = FakeEngineClient(core, observer=self.metrics)
         args = ServerArgs(**{"served_model_name": [MODEL], **server})
-        text = fake_text(defaults) if ready else None
+        output_format = load_format(fake_tokenizer(), None, *parsers) if parsers else None
+        text = fake_text(defaults, output_format) if ready else None
         self.app: Starlette = build_app(self.engine, text, engine_args=engine_args or EngineArgs(), server_args=args, metrics=self.metrics)
         if ready:
             self.metrics.engine_ready(INFO)

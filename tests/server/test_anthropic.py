@@ -75,7 +75,7 @@ def test_an_answer() -> None:
 def test_a_stream_tells_the_same_in_order() -> None:
     events = events_of(asked(core=FakeCore(say("hello")), stream=True))
     kinds = [event["type"] for event in events]
-    assert kinds[:3] == ["message_start", "content_block_start", "ping"]
+    assert kinds[:3] == ["message_start", "ping", "content_block_start"]
     assert kinds[3:-3] == ["content_block_delta"] * 5
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     message = events[0]["message"]
@@ -84,7 +84,7 @@ def test_a_stream_tells_the_same_in_order() -> None:
         "type": "message", "role": "assistant", "model": "m", "content": [], "stop_reason": None, "stop_sequence": None,
         "usage": {"input_tokens": 4, "output_tokens": 0, "cache_read_input_tokens": 16, "cache_creation_input_tokens": 0},
     }  # fmt: skip
-    assert events[1] == {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+    assert events[2] == {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
     assert all(event["index"] == 0 and event["delta"]["type"] == "text_delta" for event in events[3:-3])
     assert "".join(event["delta"]["text"] for event in events[3:-3]) == "hello"
     assert events[-3] == {"type": "content_block_stop", "index": 0}
@@ -113,7 +113,7 @@ def test_why_it_ended(fields: dict, reason: str, sequence: str | None, text: str
 def test_an_answer_of_nothing_is_an_empty_block() -> None:
     assert asked(core=FakeCore(say(""))).json()["content"] == [{"type": "text", "text": ""}]
     kinds = [event["type"] for event in events_of(asked(core=FakeCore(say("")), stream=True))]
-    assert kinds == ["message_start", "content_block_start", "ping", "content_block_stop", "message_delta", "message_stop"]
+    assert kinds == ["message_start", "ping", "content_block_start", "content_block_stop", "message_delta", "message_stop"]
 
 
 def test_sampling_reaches_the_engine() -> None:
@@ -327,7 +327,14 @@ BAD: dict[str, list[Any]] = {
         {"type": "enabled", "budget_tokens": -5},
         {"type": "enabled", "budget_tokens": True},
     ],
-    "output_config": ["x", {"effort": "some"}, {"effort": 5}, {"format": {"type": "json_schema", "schema": {}}}, {"format": 5}],
+    "output_config": [
+        "x",
+        {"effort": "some"},
+        {"effort": 5},
+        {"format": {"type": "json_object"}},
+        {"format": {"type": "json_schema"}},
+        {"format": 5},
+    ],
     "chat_template_kwargs": ["x", 5, {"messages": []}, {"tokenize": True}],
     "vllm_xargs": [{"a": 1}],
     "container": ["x"],
@@ -352,9 +359,9 @@ def test_wrong_values_are_refused_by_name(name: str) -> None:
 def test_more_than_one_field_at_once() -> None:
     async def body(h: Harness) -> None:
         thinking = {"type": "enabled", "budget_tokens": 2000}
-        assert "thinking is not supported" in refused(await ask(h, max_tokens=3000, thinking=thinking))
+        assert "thinking.budget_tokens must be" in refused(await ask(h, max_tokens=1500, thinking=thinking))
         assert "tool_choice.name" in refused(await ask(h, tools=[TOOL], tool_choice={"type": "tool", "name": "g"}))
-        assert "tools are not supported" in refused(await ask(h, tools=[TOOL], tool_choice={"type": "tool", "name": "f"}))
+        assert "--tool-call-parser" in refused(await ask(h, tools=[TOOL]))
 
     with_harness(body)
 
@@ -476,5 +483,17 @@ def test_a_client_that_leaves_ends_its_request(stream: bool) -> None:
         assert len(h.engine.core.aborted) == 1 and not h.engine.core.requests and h.engine.hub.num_live == 0
         got = samples((await h.http.get("/metrics")).text)
         assert got['vllm:request_success_total{engine="0",finished_reason="abort",model_name="m"}'] == 1
+
+    with_harness(body)
+
+
+def test_answers_and_errors_tell_the_request_id() -> None:
+    async def body(h: Harness) -> None:
+        for sent in ({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "model": "m"}, {"max_tokens": "x"}):
+            answer = await h.http.post("/v1/messages", json=sent, headers={"X-Request-Id": "mine"})
+            assert answer.headers["request-id"] == "mine"
+            made = [(await h.http.post("/v1/messages", json=sent)).headers["request-id"] for _ in range(2)]
+            assert made[0] and made[1] and made[0] != made[1]
+        assert "request-id" not in (await h.chat()).headers
 
     with_harness(body)

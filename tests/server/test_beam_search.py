@@ -143,6 +143,41 @@ def test_a_client_that_goes_away_ends_every_beam() -> None:
     with_harness(body, FakeCore(likeliest))
 
 
+def paused_search(h: Harness, **fields: Any) -> asyncio.Task[Any]:
+    return asyncio.create_task(h.complete("abc", use_beam_search=True, n=3, max_tokens=9, **fields))
+
+
+def test_an_abort_gives_what_the_search_has_found() -> None:
+    async def body(h: Harness) -> None:
+        task = paused_search(h, return_token_ids=True)
+        while len(h.engine.core.requests) < 3:
+            await asyncio.sleep(0)
+        h.engine.paused = True
+        [name] = {request.request_id.partition("#")[0] for request in h.engine.core.seen}
+        assert (await h.http.post("/abort_requests", json={"request_ids": [name]})).json() == {"aborted": 1}
+        choices = (await task).json()["choices"]
+        assert {c["finish_reason"] for c in choices} <= {"abort", "stop"} and choices[0]["finish_reason"] == "abort"
+        assert all(0 < len(c["token_ids"]) < 9 for c in choices if c["finish_reason"] == "abort")
+        assert h.engine.hub.num_live == 0 and not h.engine.core.requests
+
+    with_harness(body, FakeCore(likeliest), enable_dev_mode=True)
+
+
+def test_a_pause_that_aborts_ends_searches() -> None:
+    async def body(h: Harness) -> None:
+        task = paused_search(h)
+        while len(h.engine.core.requests) < 3:
+            await asyncio.sleep(0)
+        assert (await h.http.post("/pause")).json() == {"status": "paused"}
+        assert "abort" in {c["finish_reason"] for c in (await task).json()["choices"]}
+        seen = len(h.engine.core.seen)
+        assert (await h.http.post("/resume")).json() == {"status": "resumed"}
+        await asyncio.sleep(0.01)
+        assert len(h.engine.core.seen) == seen and h.engine.hub.num_live == 0
+
+    with_harness(body, FakeCore(likeliest), enable_dev_mode=True)
+
+
 def test_a_refusal_of_the_engine_ends_the_search() -> None:
     async def body(h: Harness) -> None:
         h.engine.core.refuse = ValueError("no")

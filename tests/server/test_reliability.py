@@ -14,12 +14,18 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import httpx
 import pytest
 
+from canter.core.errors import InvalidRequestError
+from canter.server import body as body_module
+from canter.server.generation import MAX_TEXT_CHARS
 from canter.server.loop_lag import watch_loop
 from canter.server.metrics import LoopLag
+from canter.server.schemas.openai import ChatRequest, CompletionRequest
+from tests.server.helpers import Harness, error_of, with_harness
 from tests.server.test_serve import Process, engine_pid, live_requests, server, wait_gone
 
 
@@ -227,6 +233,75 @@ def test_a_loop_that_is_held_up_is_noticed() -> None:
         return lag
 
     assert asyncio.run(main()).longest > 0.1
+
+
+TINY_PARTS = {
+    "lists": b'{"prompt": [' + b",".join([b"[]"] * 1_000_000) + b"]}",
+    "objects": b'{"messages": [' + b",".join([b"{}"] * 200_000) + b"]}",
+    "messages": b'{"messages": [' + b",".join([b'{"role":"user","content":"a"}'] * 100_000) + b"]}",
+    "deep in a field": b'{"messages": [], "tools": [{"x": {"y": [' + b",".join([b"[]"] * 200_000) + b"]}}]}",
+    "texts": b'{"prompt": [' + b",".join([b'"\\\\"'] * 300_000) + b"]}",
+    "names": b'{"prompt": "a", "logit_bias": {' + b",".join([b'"%d":1' % i for i in range(200_000)]) + b"}}",
+    "values": b'{"prompt": [' + b",".join([b"1"] * 1_200_000) + b"]}",
+}
+
+
+@pytest.mark.parametrize("name", TINY_PARTS)
+def test_bodies_of_very_many_parts_are_refused_before_they_are_decoded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would hold up the loop, and a thread would not help, for the decoder keeps the interpreter."""
+
+    def refuse_to_decode(name: str, raw: object, decoder: object) -> None:
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(body_module, "_field", refuse_to_decode)
+    kind = ChatRequest if b"messages" in TINY_PARTS[name] else CompletionRequest
+    with pytest.raises(InvalidRequestError, match=r"holds more than [0-9]+ (lists|texts|values)"):
+        body_module.parse(TINY_PARTS[name], kind)
+
+
+@pytest.mark.parametrize("text", ["if (a[0]) { b: [1, 2], c: {} };", '"[{\\"', "\\", '"', '\\\\"[', ",,::"])
+def test_marks_in_texts_are_no_parts(text: str) -> None:
+    """Programs as prompts: longer than the part of a body that is looked at first."""
+    long = text * 300_000
+    body = json.dumps({"messages": [{"role": "user", "content": long}, {"role": "user", "content": text}], "user": "[" * 200_000})
+    read = body_module.parse(body.encode(), ChatRequest)
+    assert [message.content for message in read.messages] == [long, text]
+
+
+def test_very_long_texts_are_refused_before_they_are_tokenised() -> None:
+    """Also where their length in tokens doesn't matter, and whatever the tokenizer knows of its tokens' bytes."""
+
+    async def body(h: Harness) -> None:
+        tokenizer = h.app.state.server.text.tokenizer
+        refused = mock.patch.object(type(tokenizer), "encode_batch", side_effect=AssertionError("tokenised"))
+        with refused, mock.patch.object(tokenizer, "token_bytes", None):
+            for path, fields in (
+                ("/tokenize", {"prompt": "a" * (MAX_TEXT_CHARS + 1)}),
+                ("/tokenize", {"messages": [{"role": "user", "content": "a" * (MAX_TEXT_CHARS + 1)}]}),
+                ("/v1/completions", {"prompt": ["a" * (MAX_TEXT_CHARS // 2 + 1)] * 2, "truncate_prompt_tokens": 5}),
+            ):
+                response = await h.http.post(path, json=fields)
+                assert str(MAX_TEXT_CHARS) in error_of(response, 400)["message"]
+
+    with_harness(body, seconds=60)
+
+
+def test_long_tokens_to_text_and_back_in_a_thread() -> None:
+    async def body(h: Harness) -> None:
+        text, threads = "ab" * 10_000, []
+        tokenizer = h.app.state.server.text.tokenizer
+        plain = tokenizer.id_to_token
+
+        def id_to_token(token_id: int) -> str | None:
+            threads.append(threading.get_ident())
+            return plain(token_id)
+
+        with mock.patch.object(tokenizer, "id_to_token", id_to_token):
+            answer = (await h.http.post("/tokenize", json={"prompt": text, "return_token_strs": True})).json()
+        assert len(answer["token_strs"]) == answer["count"] == len(threads) and threading.get_ident() not in threads
+        assert (await h.http.post("/detokenize", json={"tokens": answer["tokens"]})).json()["prompt"] == text
+
+    with_harness(body, seconds=60)
 
 
 def test_how_late_the_loop_was_is_a_metric() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from canter.core.config import EngineArgs
 from canter.server.traffic import ID_MARK
 from tests.fake_core import CONTEXT, EOS_ID, FakeCore, say
 from tests.server.helpers import Harness, error_of, events, with_harness
@@ -247,7 +248,7 @@ WRONG += [
         "n": [0, 129, "x"],
         "seed": [2**63],
         "logprobs": ["x"],
-        "structured_outputs": [{"regex": "a"}],
+        "structured_outputs": [{}, "x"],
         "detokenize": ["x"],
         "cache_salt": ["x"],
     }.items()
@@ -257,6 +258,8 @@ WRONG += [
 WRONG += [
     ("/inference/v1/generate", {"token_ids": [97], "sampling_params": {"temperature": 3}}, "temperature"),
     ("/inference/v1/generate", {"token_ids": [97], "sampling_params": {"seed": 2**63}}, "seed"),
+    ("/inference/v1/generate", {"token_ids": [97], "sampling_params": {"structured_outputs": {"regex": "["}}},
+     "sampling_params.structured_outputs.regex"),
     ("/inference/v1/generate", {"token_ids": [97], "sampling_params": {"prompt_logprobs": 1}, "stream": True},
      "sampling_params.prompt_logprobs"),
     ("/inference/v1/generate", {"token_ids": [97], "sampling_params": {"detokenize": False}, "output_mode": "text"}, "output_mode"),
@@ -279,7 +282,7 @@ WRONG += [
     ("/v1/chat/completions/derender", {"generate_response": given(), "prompt_tokens": HUGE}, "prompt_tokens"),
     ("/v1/chat/completions/derender", {"generate_response": given(), "prompt_token_ids": [260]}, "prompt_token_ids"),
     ("/v1/chat/completions/derender", {"generate_response": given(), "chat_request": {}}, "chat_request.messages"),
-    ("/v1/chat/completions/derender", {"generate_response": given(), "chat_request": {"messages": MESSAGES, "guided_json": {}}},
+    ("/v1/chat/completions/derender", {"generate_response": given(), "chat_request": {"messages": MESSAGES, "guided_json": 5}},
      "chat_request.guided_json"),
     ("/v1/chat/completions/derender", {"stream": True, "generate_chunk": given(), "stream_state": {"output_token_ids": [97] * CONTEXT}},
      "stream_state.output_token_ids"),
@@ -327,3 +330,16 @@ def test_null_means_the_default() -> None:
     names = ("sampling_params", "request_id", "model", "stream", "stream_options", "output_mode", "cache_salt", "priority", "features")
     answer = with_harness(lambda h: post(h, "/inference/v1/generate", token_ids=[97], **dict.fromkeys(names)), FakeCore(say("a")), **OPEN)
     assert answer.status_code == 200
+
+
+def test_a_priority_may_come_in_the_header() -> None:
+    async def body(h: Harness) -> None:
+        sent = {"token_ids": [1, 2], "sampling_params": {"max_tokens": 1}}
+        for fields in ({}, {"priority": 5}):
+            answer = await h.http.post("/inference/v1/generate", json=sent | fields, headers={"X-Vllm-Priority": "-3"})
+            assert answer.status_code == 200, answer.text
+        assert [request.priority for request in h.engine.core.seen] == [-3, 5]
+        answer = await h.http.post("/inference/v1/generate", json=sent, headers={"X-Vllm-Priority": "x"})
+        assert error_of(answer, 400)["param"] == "priority"
+
+    with_harness(body, engine_args=EngineArgs(scheduling_policy="priority"), **OPEN)

@@ -21,7 +21,6 @@ import pytest
 
 from canter.core.config import EngineArgs
 from canter.core.errors import ConfigError
-from canter.core.vllm_names import explain_unknown
 from canter.server.args import ServerArgs
 from tests.fakes import FAKE_ENGINE, model_folder
 
@@ -439,10 +438,6 @@ def test_the_access_log_is_machine_readable() -> None:
         [line] = [line for line in process.log if line.startswith("{")]
         entry = json.loads(line)
         assert entry["status"] == 200 and entry["client"].startswith("127.0.0.1:")
-
-
-def test_several_api_servers_are_refused_in_plain_words() -> None:
-    assert "one process" in explain_unknown("--api-server-count", [], "flag")
 
 
 def test_server_args_are_checked() -> None:

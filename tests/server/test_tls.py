@@ -181,6 +181,27 @@ def test_a_renewed_certificate_needs_no_restart(authority: Authority, tmp_path: 
         assert process.wait() == 0
 
 
+def test_several_frontends_share_the_socket(authority: Authority, tmp_path: Path) -> None:
+    used, renewed = authority.issue("shared-before"), authority.issue("shared-after")
+    with serve_tls(used, api_server_count=2, enable_ssl_refresh=True) as process:
+        process.wait_for_line("frontend 0: ready: m")
+        process.wait_for_line("frontend 1: ready: m")
+        silent = [socket.create_connection(("127.0.0.1", process.port)) for _ in range(16)]
+        before = serial_of(process, authority)
+        for _ in range(8):
+            with client_of(process, authority.client_context()) as client:
+                assert client.post("/v1/completions", json={"prompt": "ab", "max_tokens": 4}).json()["choices"][0]["text"] == "abab"
+        shutil.copy(renewed.key, used.key)
+        shutil.copy(renewed.certificate, used.certificate)
+        process.wait_for_line("frontend 0: the certificate was read again")
+        process.wait_for_line("frontend 1: the certificate was read again")
+        assert all(serial_of(process, authority) != before for _ in range(8))
+        process.signal(15)
+        assert process.wait() == 0
+        for connection in silent:
+            connection.close()
+
+
 def broken_files(authority: Authority, stranger: Authority, folder: Path) -> list[tuple[dict, str]]:
     own, other = authority.issue("own"), stranger.issue("other")
     junk = folder / "junk.pem"

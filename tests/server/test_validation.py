@@ -40,7 +40,10 @@ SHARED = {
     "truncate_prompt_tokens": [0, -2, 513, HUGE, TEXT],
     "stream": [TEXT, 1],
     "stream_options": [TEXT, [], {"include_usage": True}, {"include_usage": TEXT}],
-    "response_format": [TEXT, {"type": "json_object"}, {"type": "json_schema", "json_schema": {}}, {}],
+    "response_format": [
+        TEXT, {"type": "json"}, {"type": "json_schema", "json_schema": {}}, {}, {"type": "json_schema", "json_schema": {"schema": 5}},
+        {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}, {"type": "structural_tag"},
+    ],
     "echo": [TEXT],
     "add_special_tokens": [TEXT],
     "return_token_ids": [TEXT],
@@ -49,11 +52,12 @@ SHARED = {
     "cache_salt": ["", "a/b", "a@b", "a\\b", "a\0b", "x" * 129, 5],
     "request_id": [5],
     "user": [5],
-    "structured_outputs": [{"regex": "a"}],
-    "guided_json": [{"type": "object"}],
-    "guided_regex": ["a"],
-    "guided_choice": [["a"]],
-    "guided_grammar": ["a"],
+    "structured_outputs": [TEXT, {}, {"regex": "["}, {"regex": "a", "choice": ["a"]}, {"json": 5}, {"pattern": "a"}],
+    "guided_json": [5, TEXT, {"type": "nothing"}],
+    "guided_regex": [5, "[", "a\0"],
+    "guided_choice": [TEXT, [], [5]],
+    "guided_grammar": [5, "a", ""],
+    "guided_whitespace_pattern": [" "],
     "use_beam_search": [TEXT, 1],
     "length_penalty": [0.5, -1, 2**63, TEXT, True, []],
     "best_of": [2, -1, 2**63, TEXT, True],
@@ -279,8 +283,8 @@ def test_a_number_may_be_written_as_a_float() -> None:
 
 def test_an_unsupported_value_of_any_size_is_refused() -> None:
     for value in (b"[" + b"1," * 10_000 + b"1]", b'"' + b"x" * 100 + b'"', b"1e999"):
-        with pytest.raises(InvalidRequestError, match="guided_regex"):
-            parse(b'{"prompt": "a", "guided_regex": ' + value + b"}", CompletionRequest)
+        with pytest.raises(InvalidRequestError, match="kv_transfer_params"):
+            parse(b'{"prompt": "a", "kv_transfer_params": ' + value + b"}", CompletionRequest)
 
 
 @pytest.mark.parametrize("name", ["best_of", "thinking_token_budget", "stream_interval", "priority", "logprob_token_ids", "length_penalty"])

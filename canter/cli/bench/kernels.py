@@ -24,6 +24,7 @@ from canter.kernels.native import isa, isas, set_isa
 from canter.kernels.native.packed import FORMATS, allocate_part, packed_bytes
 from canter.kernels.ops import OPS, Impl, implementations
 from canter.kernels.packed import PackedMatrix
+from canter.kernels.recurrent_plan import RecurrentPlan
 from canter.layers.attention import AttentionArgs
 from canter.layers.decoder import DecoderArgs
 from canter.models.registry import get_model_class
@@ -47,12 +48,16 @@ STEP_OPS = (
     "draw_tokens",
     "keep_tokens",
     "allow_tokens",
+    "mask_tokens",
     "add_to_tokens",
     "forbid_words",
     "penalize",
     "token_logprobs",
 )
 """Ops of a step around the model. `benchmarks/step_overhead.py` times them together with everything else there."""
+
+RECURRENT_OPS = ("causal_conv", "ssd_scan", "selective_scan", "gated_delta", "l2_norm", "decay_gate", "gated_rms_norm")
+"""Ops of recurrent layers, timed on the shapes of published models of about 130M (Mamba, Mamba-2) and 0.5B (gated delta)."""
 
 TIMED_OPS = tuple(name for name in OPS if name != "advance_step")
 """That one moves a table on each time, and can't be repeated."""
@@ -177,6 +182,9 @@ def cases(
         for op in elementwise_ops(args, count):
             if op in ops:
                 yield lambda c=count, op=op: elementwise_case(op, c, args, dtype)  # type: ignore[misc]
+        for op in RECURRENT_OPS:
+            if op in ops:
+                yield lambda c=count, op=op: recurrent_case(op, c, dtype)  # type: ignore[misc]
         for attention in attentions:
             for op in ("rotary", "write_kv", "paged_attention"):
                 if op in ops and (op != "rotary" or attention.rope is not None):
@@ -260,6 +268,9 @@ def step_case(op: str, rows: int, vocab: int, context_len: int) -> Case:
         allowed = min(vocab, 100)
         ids = torch.cat([torch.randperm(vocab)[:allowed] for _ in range(rows)])
         calls = [(one, line, torch.arange(rows + 1) * allowed, ids) for one in logits]
+    elif op == "mask_tokens":
+        masks = torch.where(torch.rand(rows, (vocab + 31) // 32) < 0.9, -1, 0x5A5A5A5A).to(torch.int32)
+        calls = [(one, line, masks) for one in logits]
     elif op == "add_to_tokens":
         biased = min(vocab, 100)
         ids = torch.randint(vocab, (rows * biased,))
@@ -332,6 +343,46 @@ def attention_case(op: str, rows: int, a: AttentionArgs, context_len: int, dtype
     assert a.rope is not None
     table_ = torch.rand(max(rows, 2), a.rope.dim)
     return Case(op, shape, rows, type_name(dtype), [(q, k, torch.arange(rows), table_, a.rope.dim)], 2 * (q.nbytes + k.nbytes))
+
+
+def recurrent_case(op: str, rows: int, dtype: torch.dtype) -> Case:
+    """Up to 64 rows are a token each of as many requests; more are one prompt."""
+    ends = torch.arange(1, rows + 1, dtype=torch.int32) if rows <= MOST_HEAD_ROWS else torch.tensor([rows], dtype=torch.int32)
+    number = len(ends)
+    places = torch.arange(number, dtype=torch.int32)
+    plan = RecurrentPlan(torch.arange(number + 1, dtype=torch.int32), ends, places, places)
+    factor = torch.rand(24) + 0.1
+    name = type_name(dtype)
+
+    def random(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
+        return torch.randn(rows, *shape).to(kind)
+
+    if op == "causal_conv":
+        x, state = random(1792), torch.zeros(number, 3, 1792, dtype=dtype)
+        return Case(op, "4 taps, 1792", rows, name, [(x, torch.rand(4, 1792), None, state, plan, True)], 2 * (x.nbytes + state.nbytes))
+    if op == "ssd_scan":
+        state = torch.zeros(number, 24, 128, 64)
+        call = random(24, 64), random(24), factor, -factor, random(1, 128), random(1, 128), factor, state, plan
+        moved, work = 2 * (state.nbytes + call[0].nbytes), 5 * rows * 24 * 128 * 64
+        return Case(op, "24 heads of 64, state 128", rows, name, [call], moved, work)
+    if op == "selective_scan":
+        state, slopes = torch.zeros(number, 16, 1536), -torch.rand(16, 1536) - 0.1
+        x = random(1536)
+        scan = x, random(1536), slopes[0], slopes, random(16), random(16), slopes[0], random(1536), state, plan
+        return Case(op, "1536, state 16", rows, name, [scan], 2 * state.nbytes + 4 * x.nbytes, 5 * rows * 16 * 1536)
+    if op == "gated_delta":
+        state, key, v = torch.zeros(number, 16, 128, 128), random(16, 128, kind=torch.float32), random(16, 128)
+        decay = torch.rand(rows, 16, 1)
+        moved, work = 2 * (state.nbytes + key.nbytes + v.nbytes), 7 * rows * 16 * 128 * 128
+        return Case(op, "16 heads of 128x128", rows, name, [(key, key, v, decay, random(16), state, plan)], moved, work)
+    if op == "l2_norm":
+        heads = random(16, 128)
+        return Case(op, "16 heads of 128", rows, name, [(heads, 1e-6)], heads.nbytes + 4 * heads.numel())
+    if op == "decay_gate":
+        heads = random(16, 128)
+        return Case(op, "16 heads of 128", rows, name, [(heads, -factor[:16], torch.rand(16, 128))], heads.nbytes + 4 * heads.numel())
+    x = random(1536)
+    return Case(op, "1536", rows, name, [(x, random(1536), torch.ones(1536), 1e-5, 1536, True)], 3 * x.nbytes)
 
 
 def type_name(dtype: torch.dtype) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from canter.kernels.native import attention, dense, packed, record, sampling, step
+from canter.kernels.native import attention, dense, packed, record, record_recurrent, recurrent, sampling, step
 from canter.kernels.native.attention import CACHE_TYPE_CODES
 from canter.kernels.native.layout import TYPE_CODES
 from canter.kernels.ops import register_impl
@@ -43,15 +43,24 @@ def register() -> None:
         attention.rotary,
         attention.write_kv,
         attention.paged_attention,
+        recurrent.causal_conv,
+        recurrent.ssd_scan,
+        recurrent.selective_scan,
+        recurrent.gated_delta,
+        recurrent.l2_norm,
+        recurrent.decay_gate,
+        recurrent.gated_rms_norm,
         step.gather_step,
         step.advance_step,
         sampling.greedy_tokens,
         sampling.draw_tokens,
         sampling.keep_tokens,
         sampling.allow_tokens,
+        sampling.mask_tokens,
         sampling.add_to_tokens,
         sampling.forbid_words,
         sampling.penalize,
         sampling.token_logprobs,
     ):
-        register_impl(fn.__name__, "native", PRIORITY, fn, rejects, getattr(record, fn.__name__, None))
+        recorded = getattr(record, fn.__name__, None) or getattr(record_recurrent, fn.__name__, None)
+        register_impl(fn.__name__, "native", PRIORITY, fn, rejects, recorded)

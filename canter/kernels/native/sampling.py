@@ -75,6 +75,15 @@ def allow_tokens(logits: Tensor, lines: Tensor, starts: Tensor, ids: Tensor) -> 
     _native.allow_tokens(*_addresses((logits, lines, starts, ids), lines.shape[0], rows, vocab))
 
 
+def mask_tokens(logits: Tensor, lines: Tensor, masks: Tensor) -> None:
+    """As the reference."""
+    rows, vocab = _require_logits("mask_tokens", logits)
+    fits = masks.shape == (lines.shape[0], (vocab + 31) // 32)
+    require(fits, "mask_tokens", "lines [N], masks [N, ceil(V / 32)]", lines, masks)
+    lines, masks = contiguous(lines, torch.int64), contiguous(masks, torch.int32)
+    _native.mask_tokens(*_addresses((logits, lines, masks), lines.shape[0], rows, vocab))
+
+
 def add_to_tokens(logits: Tensor, lines: Tensor, ids: Tensor, values: Tensor) -> None:
     """As the reference."""
     rows, vocab = _require_logits("add_to_tokens", logits)

@@ -91,6 +91,14 @@ def allow_tokens(logits: Tensor, lines: Tensor, starts: Tensor, ids: Tensor) -> 
     logits[at, ids] = kept
 
 
+def mask_tokens(logits: Tensor, lines: Tensor, masks: Tensor) -> None:
+    """Of logits `lines` [N] int64 (distinct) keep those whose bit in `masks` [N, ceil(V / 32)] int32 is set, and set all others to
+    -inf, in place. The lowest bit of a row's first word is token 0."""
+    bits = torch.arange(32, dtype=torch.int32, device=logits.device)
+    allowed = (masks.unsqueeze(2) >> bits & 1).flatten(1)[:, : logits.shape[1]].bool()
+    logits[lines] = logits[lines].masked_fill(~allowed, NEG_INF)
+
+
 def add_to_tokens(logits: Tensor, lines: Tensor, ids: Tensor, values: Tensor) -> None:
     """Add values [K] float32 to the logits (lines [K], ids [K]), in place. -inf may meet -inf, and stays."""
     logits.index_put_((lines, ids), values, accumulate=True)

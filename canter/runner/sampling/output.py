@@ -29,8 +29,8 @@ class SampleStatus(IntEnum):
 _ERRORS = {
     SampleStatus.BAD_LOGITS: RowError("The model computed logits that are not numbers (NaN or infinite)."),
     SampleStatus.NO_TOKEN: RowError(
-        "No token may follow: the request's constraints (allowed_token_ids, logit_bias, min_tokens, bad_words, a logits processor) "
-        "exclude every one.",
+        "No token may follow: the request's constraints (allowed_token_ids, logit_bias, min_tokens, bad_words, a logits processor, "
+        "structured_outputs) exclude every one.",
         InvalidRequestError.__name__,
     ),
 }

@@ -14,10 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from canter.core.grammar import Grammars
 from canter.core.sampling_params import SamplingParams
 from canter.logits_processors.interface import LogitsProcessor as Plugin
 from canter.logits_processors.interface import ProcessorConfig
 from canter.runner.sampling.bad_words import BadWords
+from canter.runner.sampling.grammar import GrammarMasks, Told
 from canter.runner.sampling.logprobs import LogprobGroup, TokenLogprobsOp, group_logprobs, named_logprobs, wanted_logprobs
 from canter.runner.sampling.output import SamplerOutput
 from canter.runner.sampling.penalties import Penalties
@@ -28,7 +30,7 @@ from canter.runner.sampling.rows import IntArray, take_rows, upload
 from canter.runner.sampling.states import Cached, Feature, RowStates, SampleBatch
 from canter.runner.sampling.thinking import ThinkingBudget
 
-SINGLE_OUT = Feature.ALLOWED_IDS | Feature.THINKING
+SINGLE_OUT = Feature.ALLOWED_IDS | Feature.THINKING | Feature.GRAMMAR
 """Features that hide most logits, and with them what may be wrong with them."""
 EDITS = SINGLE_OUT | Feature.LOGIT_BIAS | Feature.MIN_TOKENS | Feature.PENALTIES | Feature.BAD_WORDS | Feature.PLUGINS
 """Features that change logits in place."""
@@ -48,7 +50,7 @@ class Sampler:
     """Sampling state of `max_num_rows` rows and the pipeline over it.
 
     `default_seed`: requests without a seed get one made from it and a count of such requests. `plugins`: classes of loaded
-    logits processors, in their order.
+    logits processors, in their order. `grammars`: the compiled grammars of requests that want their outputs to obey one.
     """
 
     def __init__(
@@ -59,11 +61,13 @@ class Sampler:
         default_seed: int,
         plugins: Sequence[type[Plugin]] = (),
         max_model_len: int = 0,
+        grammars: Grammars | None = None,
     ) -> None:
         self.states = RowStates(max_num_rows, vocab_size, torch.device(device))
         config = ProcessorConfig(vocab_size, max_num_rows, max_model_len, self.states.device)
         self._penalties = Penalties(self.states)
         self._plugins = Plugins(self.states, [make(config) for make in plugins])
+        self._grammar = GrammarMasks(self.states, grammars)
         self._thinking = ThinkingBudget(self.states)
         self.processors: list[LogitsProcessor] = [
             AllowedIds(self.states),
@@ -72,6 +76,7 @@ class Sampler:
             self._penalties,
             BadWords(self.states),
             self._plugins,
+            self._grammar,
             self._thinking,
         ]
         self._cached_limits: Cached[Limits] = Cached()
@@ -87,6 +92,8 @@ class Sampler:
             self._penalties.set_row(row, token_ids, num_prompt_tokens)
         if self.states.features[row] & Feature.THINKING:
             self._thinking.set_row(row, params, token_ids, num_prompt_tokens)
+        if self.states.features[row] & Feature.GRAMMAR:
+            self._grammar.add_row(row, request_id, params, token_ids, num_prompt_tokens)
         if self._plugins.processors and self._plugins.add_row(row, params, token_ids, num_prompt_tokens):
             self.states.features[row] |= Feature.PLUGINS
 
@@ -94,15 +101,23 @@ class Sampler:
         """The row's request has finished or was preempted. What a preempted one needs again is kept until `forget`."""
         self.states.clear_row(row)
         self._plugins.remove_row(row)
+        self._grammar.remove_row(row)
 
     def forget(self, request_id: str) -> None:
-        """A request has finished: drop the seed that was made for it. Unknown ids are ignored."""
+        """A request has finished: drop what was kept of it. Unknown ids are ignored."""
         self._made_seeds.pop(request_id, None)
+        self._grammar.forget(request_id)
 
-    def record(self, rows_np: IntArray, rows: Tensor, token_ids: Tensor, num_sampled: Tensor) -> None:
-        """Take note of a step's new tokens: the first num_sampled [S] of token_ids [S, W], for distinct rows [S], on host and device."""
+    def prepare(self, batch: SampleBatch) -> None:
+        """Begin with what the host can do for `sample` before there are logits: the model may run meanwhile."""
+        self._grammar.prepare(batch)
+
+    def record(self, rows_np: IntArray, rows: Tensor, token_ids: Tensor, num_sampled: Tensor, told: Told) -> None:
+        """Take note of a step's new tokens: the first num_sampled [S] of token_ids [S, W], for distinct rows [S], on host and device.
+        `told` waits for the tokens' copies on the host."""
         self._penalties.record(rows, token_ids, num_sampled)
         self._thinking.record(rows_np, token_ids, num_sampled)
+        self._grammar.record(rows_np, told)
 
     def sample(self, logits: Tensor, batch: SampleBatch) -> SamplerOutput:
         """Draw a token from each row of logits [L, V] float32, contiguous. The logits are changed in place."""
@@ -116,6 +131,8 @@ class Sampler:
         if peaks is not None:
             scores = torch.where(peaks < float("inf"), scores, float("nan"))
         errors = self._plugins.errors(batch) if used & Feature.PLUGINS else {}
+        if used & Feature.GRAMMAR:
+            errors |= self._grammar.errors(batch)
         return SamplerOutput(tokens, scores, self._logprobs(raw, wanted, batch, tokens), errors)
 
     def process(self, logits: Tensor, batch: SampleBatch) -> Tensor:

@@ -43,6 +43,7 @@ class Feature:
     LOGPROBS = 128
     THINKING = 256
     PLUGINS = 512
+    GRAMMAR = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class SamplingOps:
 
         self.greedy_tokens, self.draw_tokens, self.keep_tokens = op("greedy_tokens"), op("draw_tokens"), op("keep_tokens")
         self.allow_tokens, self.add_to_tokens, self.penalize = op("allow_tokens"), op("add_to_tokens"), op("penalize")
+        self.mask_tokens = op("mask_tokens")
         self.forbid_words, self.token_logprobs = op("forbid_words"), op("token_logprobs")
 
 
@@ -152,7 +154,9 @@ class RowStates:
         self.allowed[row] = self._ids(params.allowed_token_ids)
         bias = params.logit_bias or {}
         self.bias[row] = self._ids(list(bias), list(bias.values()))
-        self.stops[row] = self._ids(sorted(params.all_stop_token_ids)) if params.min_tokens else None
+        # Beside a grammar min_tokens hold as far as it leaves anything else to write: its masks see to that.
+        is_free = params.structured_outputs is None
+        self.stops[row] = self._ids(sorted(params.all_stop_token_ids)) if params.min_tokens and is_free else None
         self.bad_words[row] = self._bad_words(params.bad_words_token_ids)
         self.features[row] = self._features(row, params)
 
@@ -207,6 +211,7 @@ class RowStates:
             Feature.RANDOM: not params.is_greedy,
             Feature.TRUNCATION: not params.is_greedy and self._truncates(row),
             Feature.LOGPROBS: params.logprobs is not None,
+            Feature.GRAMMAR: params.structured_outputs is not None,
             Feature.THINKING: params.thinking_token_budget is not None and bool(params.thinking_start_ids and params.thinking_end_ids),
         }
         return sum(feature for feature, is_used in used.items() if is_used)

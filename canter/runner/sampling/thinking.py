@@ -36,7 +36,9 @@ class Thoughts(NamedTuple):
             part[index] = new
 
 
-class _Markers(NamedTuple):
+class Markers(NamedTuple):
+    """Token ids of what begins a thought and of what ends it."""
+
     start: tuple[int, ...]
     end: tuple[int, ...]
 
@@ -51,7 +53,7 @@ class ThinkingBudget:
 
     states: RowStates
     feature: int = Feature.THINKING
-    _markers: dict[int, _Markers] | None = None
+    _markers: dict[int, Markers] | None = None
     _rows: Thoughts | None = None
 
     def set_row(self, row: int, params: SamplingParams, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
@@ -62,11 +64,11 @@ class ThinkingBudget:
             length, limit, budget = (torch.full((states.num_rows,), OUTSIDE, dtype=torch.int64, device=states.device) for _ in range(3))
             tail = torch.full((states.num_rows, MAX_MARKER_TOKENS), -1, dtype=torch.int64, device=states.device)
             self._rows = Thoughts(length, limit, budget, tail)
-        markers = self._markers[row] = _Markers(tuple(params.thinking_start_ids), tuple(params.thinking_end_ids))
+        markers = self._markers[row] = Markers(tuple(params.thinking_start_ids), tuple(params.thinking_end_ids))
         granted = params.thinking_token_budget or 0
         tokens = np.asarray(token_ids, np.int64)
-        start, at_once = _open_thought(tokens, markers), granted
-        if start is not None and start == _open_thought(tokens[:num_prompt_tokens], markers):
+        start, at_once = open_thought(tokens, markers), granted
+        if start is not None and start == open_thought(tokens[:num_prompt_tokens], markers):
             at_once = max(granted, num_prompt_tokens - start)
         last = tokens[-MAX_MARKER_TOKENS:]
         self._rows.length[row] = OUTSIDE if start is None else len(tokens) - start
@@ -98,7 +100,7 @@ class ThinkingBudget:
                 only = torch.where(ids == forced.unsqueeze(1), 0.0, NEG_INF)
                 logits[lines] = torch.where(is_due.unsqueeze(1), only, logits[lines])
 
-    def _states(self, batch: SampleBatch, lines_np: IntArray, markers: _Markers) -> Thoughts:
+    def _states(self, batch: SampleBatch, lines_np: IntArray, markers: Markers) -> Thoughts:
         """Each line's state, the drafts before it taken in."""
         if self._rows is None:
             raise RuntimeError("a row with a thinking budget was not set up by set_row")
@@ -112,15 +114,15 @@ class ThinkingBudget:
                 state.put(upload(here, device), _feed(state.at(upload(here - 1, device)), drafts, markers))
         return state
 
-    def _groups(self, rows_np: IntArray, index: IntArray) -> list[tuple[_Markers, IntArray]]:
+    def _groups(self, rows_np: IntArray, index: IntArray) -> list[tuple[Markers, IntArray]]:
         """Lines with equal markers, which those of one model are."""
-        found: dict[_Markers, list[int]] = {}
+        found: dict[Markers, list[int]] = {}
         for line in index.tolist():
             found.setdefault((self._markers or {})[int(rows_np[line])], []).append(line)
         return [(markers, np.array(lines, np.int64)) for markers, lines in found.items()]
 
 
-def _feed(state: Thoughts, token: Tensor, markers: _Markers) -> Thoughts:
+def _feed(state: Thoughts, token: Tensor, markers: Markers) -> Thoughts:
     """The states after one more token each."""
     tail = torch.cat((state.tail[:, 1:], token.unsqueeze(1)), 1)
     is_open = state.length >= 0
@@ -140,7 +142,7 @@ def _chosen(which: Tensor, new: Thoughts, old: Thoughts) -> Thoughts:
     return Thoughts(length, limit, old.budget, torch.where(which.unsqueeze(1), new.tail, old.tail))
 
 
-def _open_thought(tokens: IntArray, markers: _Markers) -> int | None:
+def open_thought(tokens: IntArray, markers: Markers) -> int | None:
     """Where the thought begins that is open at the end of these tokens: the place behind its start marker."""
     events = [(end, True) for end in _places(tokens, markers.start)] + [(end, False) for end in _places(tokens, markers.end)]
     start: int | None = None

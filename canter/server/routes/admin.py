@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from canter.client.exchange import CLOSE_GATE, OPEN_GATE
 from canter.core.errors import ConflictError, InvalidRequestError
 from canter.server.args import ServerArgs
 from canter.server.body import parse, read_body
@@ -53,7 +54,9 @@ def _json(body: object) -> Response:
 
 async def load(request: Request) -> Response:
     """Requests that are being answered now; monitoring and this route don't count."""
-    return _json({"server_load": server_state(request).metrics.http.num_under_way})
+    state = server_state(request)
+    loads = await state.everywhere("load") if state.fellows is None else await state.fellows.ask_exchange("loads")
+    return _json({"server_load": sum(loads)})
 
 
 async def tokenizer_info(request: Request) -> Response:
@@ -121,11 +124,11 @@ async def pause(request: Request) -> Response:
     state.generation()
 
     async def answer() -> dict[str, str]:
-        state.traffic.hold()
+        await state.everywhere(CLOSE_GATE)
         if mode == "abort":
-            await state.traffic.abort()
+            await state.everywhere("abort")
         if mode != "keep":
-            await state.traffic.wait_idle()
+            await state.everywhere("wait_idle")
         if not state.traffic.is_paused:
             return {"status": "resumed"}  # by another, while this one waited
         await state.client.utility("pause")
@@ -142,7 +145,7 @@ async def resume(request: Request) -> Response:
 
     async def answer() -> dict[str, str]:
         await state.client.utility("resume")
-        state.traffic.release()
+        await state.everywhere(OPEN_GATE)
         return {"status": "resumed"}
 
     return json_response(answer())
@@ -165,7 +168,7 @@ async def abort_requests(request: Request) -> Response:
     body = await _small_body(request, AbortBody)
 
     async def answer() -> dict[str, int]:
-        return {"aborted": await state.traffic.abort(body.request_ids)}
+        return {"aborted": sum(await state.everywhere("abort", body.request_ids))}
 
     return json_response(answer())
 

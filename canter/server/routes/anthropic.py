@@ -7,37 +7,50 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
 from canter.client.outputs import CompletionOutput, RequestOutput
 from canter.core.errors import InvalidRequestError
+from canter.core.structured_outputs import PARAM, StructuredOutputsParams
 from canter.server.anthropic_messages import continues, template_messages, template_tools
 from canter.server.body import read_json
+from canter.server.constraints import schema_constraint
 from canter.server.errors import describe, encode_error
 from canter.server.generation import Generation, Job, Prompt, Wishes, fold
+from canter.server.reading import FINISH_TOOL_CALLS
 from canter.server.routes.common import field_names
 from canter.server.schemas.anthropic import (
+    AnswerBlock,
     Conversation,
     CountTokensAnswer,
     CountTokensRequest,
+    InputDelta,
     MessageAnswer,
     MessagesRequest,
+    SignatureDelta,
     StopDelta,
     StreamEvent,
     TextBlock,
     TextDelta,
+    ThinkingBlock,
+    ThinkingDelta,
+    ToolUseBlock,
     Usage,
 )
 from canter.server.sse import StreamForm, encoder, json_response, stream_response
 from canter.server.state import server_state
+from canter.server.tools import MAX_TOOLS, NO_TOOLS, ToolUse, forced_output
+from canter.text.parsing.events import CallArguments, CallStart, ContentText, Event, ReasoningText
+from canter.text.parsing.options import Choice, Tool
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
-MAX_TOOLS = 1024
 MIN_THINKING_TOKENS = 1024
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}", re.ASCII)
-_FIELDS = {"stop": "stop_sequences", "prompt": "messages"}
+_FIELDS = {"stop": "stop_sequences", "prompt": "messages", "thinking_token_budget": "thinking.budget_tokens"}
+_CHOICES: dict[str, Choice] = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 
 
 async def messages(request: Request) -> Response:
@@ -76,18 +89,31 @@ async def _prepare(generation: Generation, body: MessagesRequest, engine_id: str
         raise InvalidRequestError(f"max_tokens must be an integer of at least 1, got {body.max_tokens}.", "max_tokens")
     _check_tools(body)
     _check_thinking(body, body.max_tokens)
-    _refuse_what_needs_parsers(body)
+    use = _tool_use(body)
+    constraint = _constraint(body, use)
+    reading = generation.reading(
+        use,
+        template_kwargs=_template_kwargs(body),
+        reasoning_effort=body.output_config.effort if body.output_config is not None else None,
+        num_previous_calls=_num_calls(body),
+        show_reasoning=body.thinking is None or body.thinking.type != "disabled",
+    )
     given = {
         "max_tokens": body.max_tokens,
         "temperature": body.temperature,
         "top_k": body.top_k,
         "top_p": body.top_p,
         "stop": body.stop_sequences,
+        "thinking_token_budget": body.thinking.budget_tokens if _thinks(body) and body.thinking else None,
     }
     sampling = {name: value for name, value in given.items() if value is not None}
-    with field_names(_FIELDS):
+    names = _FIELDS | {f"{PARAM}.json": "tools" if use.choice in ("required", "named") else "output_config.format.schema"}
+    with field_names(names):
         prompt = await _prompt(generation, body, must_fit=True)
-        return generation.prepare(engine_id, [prompt], Wishes(sampling=sampling, stream=body.stream, cache_salt=body.cache_salt))
+        wishes = Wishes(sampling=sampling, stream=body.stream, cache_salt=body.cache_salt, constraint=constraint, reading=reading)
+        job = generation.prepare(engine_id, [prompt], wishes)
+        await generation.admit(job)
+    return job
 
 
 async def _prompt(generation: Generation, body: Conversation, must_fit: bool) -> Prompt:
@@ -107,7 +133,43 @@ def _template_kwargs(body: Conversation) -> dict[str, Any]:
     kwargs = dict(body.chat_template_kwargs or {})
     if body.output_config is not None and body.output_config.effort is not None:
         kwargs.setdefault("reasoning_effort", body.output_config.effort)
+    if body.thinking is not None and body.thinking.type != "adaptive":  # names that templates have for the switch
+        for name in ("enable_thinking", "thinking"):
+            kwargs.setdefault(name, _thinks(body))
     return kwargs
+
+
+def _thinks(body: Conversation) -> bool:
+    return body.thinking is not None and body.thinking.type == "enabled"
+
+
+def _tool_use(body: Conversation) -> ToolUse:
+    """The tools and the choice among them, checked before."""
+    choice = body.tool_choice
+    if not body.tools:
+        return NO_TOOLS
+    tools = tuple(Tool(tool.name, tool.input_schema or {}) for tool in body.tools)
+    if choice is None:
+        return ToolUse(tools, "auto")
+    kind = _CHOICES[choice.type]
+    return ToolUse(tools, kind, choice.name if kind == "named" else None, choice.disable_parallel_tool_use is not True)
+
+
+def _constraint(body: Conversation, use: ToolUse) -> StructuredOutputsParams | None:
+    shape = body.output_config.format if body.output_config is not None else None
+    forced = forced_output(use)
+    if shape is None:
+        return forced
+    if shape.get("type") != "json_schema" or not isinstance(shape.get("schema"), dict):
+        raise InvalidRequestError('output_config.format must be {"type": "json_schema", "schema": {...}}.', "output_config.format")
+    if forced is not None:
+        raise InvalidRequestError("A call that is required excludes output_config.format: an answer obeys one constraint.", "tool_choice")
+    return schema_constraint(shape["schema"], "output_config.format.schema")
+
+
+def _num_calls(body: Conversation) -> int:
+    blocks = [block for message in body.messages if isinstance(message.content, list) for block in message.content]
+    return sum(block.type == "tool_use" for block in blocks)
 
 
 def _check_tools(body: Conversation) -> None:
@@ -143,16 +205,6 @@ def _check_thinking(body: Conversation, max_tokens: int | None) -> None:
         )
 
 
-def _refuse_what_needs_parsers(body: Conversation) -> None:
-    """What has to act on the answer and can't yet. Rendered into a prompt, as for `count_tokens`, it does no harm."""
-    if body.tools and (body.tool_choice is None or body.tool_choice.type != "none"):
-        raise InvalidRequestError("tools are not supported by this server yet, except with tool_choice none.", "tools")
-    if body.thinking is not None and body.thinking.type == "enabled":
-        raise InvalidRequestError("thinking is not supported by this server yet. Leave it out.", "thinking")
-    if body.output_config is not None and body.output_config.format is not None:
-        raise InvalidRequestError("output_config.format is not supported by this server. Leave it out.", "output_config.format")
-
-
 def _stream_error(error: BaseException, scope: Scope) -> bytes:
     return b"event: error\ndata: " + encode_error(describe(error), scope) + b"\n\n"
 
@@ -166,10 +218,7 @@ FORM = StreamForm(error=_stream_error, end=b"", ping=PING)
 
 
 class MessageEncoder:
-    """Turns the pipeline's outputs into Anthropic's message objects: one block of text for now.
-
-    Blocks of thoughts and of tool calls begin and end in `_delta_events`, where a choice's text is told apart.
-    """
+    """Turns the pipeline's outputs into Anthropic's message objects: blocks of thoughts, text and tool calls, one after the other."""
 
     def __init__(self, job: Job, shown_id: str, model: str) -> None:
         self._job = job
@@ -177,6 +226,9 @@ class MessageEncoder:
         self._model = model
         self._num_tokens = 0
         self._num_cached = 0
+        self._kind: str | None = None
+        """Of the block that is open."""
+        self._num_blocks = 0
 
     async def answer(self, outputs: Outputs) -> MessageAnswer:
         """The whole answer."""
@@ -185,7 +237,7 @@ class MessageEncoder:
         [choice] = result.outputs
         self._num_tokens, self._num_cached = len(choice.token_ids), result.num_cached_tokens
         stop = _stop(choice)
-        return MessageAnswer(self._id, self._model, [TextBlock(choice.text)], self._usage(), stop.stop_reason, stop.stop_sequence)
+        return MessageAnswer(self._id, self._model, _blocks(choice), self._usage(), stop.stop_reason, stop.stop_sequence)
 
     async def chunks(self, outputs: Outputs) -> AsyncGenerator[bytes, None]:
         """Server-sent events: the message's start with the first output, then what each output adds."""
@@ -204,26 +256,102 @@ class MessageEncoder:
                     yield events
 
     def _start_events(self) -> bytes:
-        message = MessageAnswer(self._id, self._model, [], self._usage())
-        return (
-            _event(StreamEvent("message_start", message))
-            + _event(StreamEvent("content_block_start", index=0, content_block=TextBlock("")))
-            + PING
-        )
+        return _event(StreamEvent("message_start", MessageAnswer(self._id, self._model, [], self._usage()))) + PING
 
     def _delta_events(self, choice: CompletionOutput) -> bytes:
-        return _event(StreamEvent("content_block_delta", index=0, delta=TextDelta(choice.text))) if choice.text else b""
+        if choice.events is None:
+            return self._in_block("text", TextBlock(""), TextDelta(choice.text)) if choice.text else b""
+        return b"".join([self._told(told) for told in choice.events])
+
+    def _told(self, told: Event) -> bytes:
+        match told:
+            case ReasoningText(text):
+                return self._in_block("thinking", ThinkingBlock(""), ThinkingDelta(text))
+            case ContentText(text):
+                return self._in_block("text", TextBlock(""), TextDelta(text))
+            case CallStart(_, call_id, name):
+                return self._close_block() + self._open_block("tool_use", ToolUseBlock(call_id, name, {}))
+            case CallArguments(_, text):
+                return self._in_block("tool_use", None, InputDelta(text))
+            case _:
+                return self._close_block()
+
+    def _in_block(self, kind: str, block: AnswerBlock | None, delta: object) -> bytes:
+        """A delta in a block of its kind, which is opened if the one that is open is another."""
+        events = b""
+        if self._kind != kind and block is not None:
+            events = self._close_block() + self._open_block(kind, block)
+        return events + _event(StreamEvent("content_block_delta", index=self._num_blocks - 1, delta=delta))
+
+    def _open_block(self, kind: str, block: AnswerBlock) -> bytes:
+        self._kind = kind
+        self._num_blocks += 1
+        return _event(StreamEvent("content_block_start", index=self._num_blocks - 1, content_block=block))
+
+    def _close_block(self) -> bytes:
+        if self._kind is None:
+            return b""
+        index = self._num_blocks - 1
+        signed = _event(StreamEvent("content_block_delta", index=index, delta=SignatureDelta())) if self._kind == "thinking" else b""
+        self._kind = None
+        return signed + _event(StreamEvent("content_block_stop", index=index))
 
     def _end_events(self, choice: CompletionOutput) -> bytes:
+        events = self._close_block()
+        if not self._num_blocks:  # an answer that says nothing still has a block
+            events += self._open_block("text", TextBlock("")) + self._close_block()
         end = _event(StreamEvent("message_delta", delta=_stop(choice), usage=self._usage()))
-        return _event(StreamEvent("content_block_stop", index=0)) + end + _event(StreamEvent("message_stop"))
+        return events + end + _event(StreamEvent("message_stop"))
 
     def _usage(self) -> Usage:
         num_prompt = self._job.num_prompt_tokens
         return Usage(num_prompt - self._num_cached, self._num_tokens, self._num_cached)
 
 
+def _blocks(choice: CompletionOutput) -> list[AnswerBlock]:
+    """The blocks of a whole answer. They are those of a stream: a text behind a call is a block of its own."""
+    if choice.events is None:
+        return [TextBlock(choice.text)]
+    blocks: list[AnswerBlock] = []
+    arguments: dict[int, str] = {}
+    places: dict[int, ToolUseBlock] = {}
+    for told in choice.events:
+        match told:
+            case ReasoningText(text):
+                last = blocks[-1] if blocks else None
+                if isinstance(last, ThinkingBlock):
+                    last.thinking += text
+                else:
+                    blocks.append(ThinkingBlock(text))
+            case ContentText(text):
+                last = blocks[-1] if blocks else None
+                if isinstance(last, TextBlock):
+                    last.text += text
+                else:
+                    blocks.append(TextBlock(text))
+            case CallStart(index, call_id, name):
+                places[index] = ToolUseBlock(call_id, name, {})
+                arguments[index] = ""
+                blocks.append(places[index])
+            case CallArguments(index, text):
+                arguments[index] += text
+    for index, block in places.items():
+        block.input = _input(arguments[index])
+    return blocks or [TextBlock("")]
+
+
+def _input(arguments: str) -> dict[str, Any]:
+    """Arguments as an object; a call that was cut off has none."""
+    try:
+        value = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def _stop(choice: CompletionOutput) -> StopDelta:
+    if choice.finish_reason == FINISH_TOOL_CALLS:
+        return StopDelta("tool_use", None)
     if choice.finish_reason == "length":
         return StopDelta("max_tokens", None)
     if isinstance(choice.stop_reason, str):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,12 +15,19 @@ from starlette.responses import Response
 
 from canter.client.outputs import CompletionOutput, RequestOutput
 from canter.core.errors import InvalidRequestError
+from canter.core.messages import FINISH_STOP
+from canter.core.structured_outputs import PARAM, StructuredOutputsParams
+from canter.server.args import ServerArgs
 from canter.server.body import read_json
+from canter.server.constraints import constraint_names, constraint_of
 from canter.server.generation import Generation, Job, Prompt, Wishes, fold
 from canter.server.logprobs import ChatLogprobsFormat, finite_prompt_logprobs
 from canter.server.messages import plain_text, template_messages
+from canter.server.reading import FINISH_TOOL_CALLS
 from canter.server.routes.common import LOGPROBS_NAMES, check_shared, field_names, priority_of, sampling_of, usage_wanted
 from canter.server.schemas.openai import (
+    AnswerCall,
+    AnswerFunction,
     AnswerMessage,
     ChatAnswer,
     ChatChoice,
@@ -29,16 +36,19 @@ from canter.server.schemas.openai import (
     ChatDelta,
     ChatLogprobs,
     ChatRequest,
+    FunctionDelta,
     RequestTiming,
+    ToolCallDelta,
     Usage,
 )
 from canter.server.sse import event, json_response, stream_response
 from canter.server.state import ServerState, server_state
+from canter.server.tools import MAX_TOOLS, ToolUse, choose, forced_output
 from canter.text.chat_template import request_chat_template
+from canter.text.parsing.answer import gather
+from canter.text.parsing.events import CallArguments, CallStart, ContentText, Event, ReasoningText
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
-MAX_TOOLS = 1024
-"""Most tools, and most documents."""
 
 
 async def chat_completions(request: Request) -> Response:
@@ -49,7 +59,9 @@ async def chat_completions(request: Request) -> Response:
     model = state.model_name(body.model)
     shown_id, engine_id = state.new_ids(request, "chatcmpl", body.request_id)
     body.priority = priority_of(request, body.priority)
-    job = await prepare_chat(generation, body, engine_id, state.server_args.trust_request_chat_template)
+    job = await prepare_chat(generation, body, engine_id, state.server_args)
+    with field_names(constraint_names(body) if job.reading is None or not job.reading.is_forced else {f"{PARAM}.json": "tools"}):
+        await generation.admit(job)
     encoder = ChatEncoder(state, generation, body, job, shown_id, model)
     outputs = generation.stream(job)
     if body.stream:
@@ -57,12 +69,23 @@ async def chat_completions(request: Request) -> Response:
     return json_response(encoder.answer(outputs))
 
 
-async def prepare_chat(generation: Generation, body: ChatRequest, engine_id: str, trust_template: bool) -> Job:
+async def prepare_chat(generation: Generation, body: ChatRequest, engine_id: str, server_args: ServerArgs) -> Job:
     """Render the conversation and settle the parameters. Raises `InvalidRequestError` naming the field."""
     check_shared(body)
-    _check_tools(body)
+    use = choose(body.tools, body.tool_choice, body.parallel_tool_calls)
+    constraint = _constraint(body, use)
+    if use.choice == "none" and server_args.exclude_tools_when_tool_choice_none:
+        body.tools = None
+    reading = generation.reading(
+        use,
+        template_kwargs=_template_kwargs(body),
+        reasoning_effort=body.reasoning_effort,
+        num_previous_calls=sum(len(message.tool_calls or ()) for message in body.messages),
+        show_reasoning=body.include_reasoning is not False,
+        keep_special_tokens=body.skip_special_tokens is False,
+    )
     num_logprobs = _num_logprobs(body)
-    prompt = await chat_prompt(generation, body, trust_template)
+    prompt = await chat_prompt(generation, body, server_args.trust_request_chat_template)
     sampling = sampling_of(body)
     if num_logprobs is not None:
         sampling["logprobs"] = num_logprobs
@@ -82,6 +105,8 @@ async def prepare_chat(generation: Generation, body: ChatRequest, engine_id: str
         cache_salt=body.cache_salt,
         use_beam_search=body.use_beam_search,
         length_penalty=body.length_penalty,
+        constraint=constraint,
+        reading=reading,
     )
     with field_names(LOGPROBS_NAMES):
         return generation.prepare(engine_id, [prompt], wishes)
@@ -127,16 +152,14 @@ def _template_kwargs(body: Any) -> dict[str, Any]:
     return kwargs
 
 
-def _check_tools(body: ChatRequest) -> None:
-    choice = body.tool_choice
-    if body.tools is not None and not body.tools:
-        raise InvalidRequestError("tools must not be empty. Leave it out instead.", "tools")
-    if isinstance(choice, str) and choice not in ("none", "auto", "required"):
-        raise InvalidRequestError(f"tool_choice must be none, auto, required or a named function, got {choice!r:.80}.", "tool_choice")
-    if body.tools is None and choice not in (None, "none"):
-        raise InvalidRequestError("tool_choice needs tools.", "tool_choice")
-    if body.tools is not None and choice != "none":
-        raise InvalidRequestError("tools are not supported by this server yet, except with tool_choice none.", "tools")
+def _constraint(body: ChatRequest, use: ToolUse) -> StructuredOutputsParams | None:
+    """What the answer must obey: the form that the request asks for, or that of a call that it requires."""
+    asked, forced = constraint_of(body), forced_output(use)
+    if asked is not None and forced is not None:
+        raise InvalidRequestError(
+            "A call that is required excludes response_format and structured_outputs: an output obeys one constraint.", "tool_choice"
+        )
+    return forced or asked
 
 
 def _num_logprobs(body: ChatRequest) -> int | None:
@@ -153,12 +176,55 @@ def _num_logprobs(body: ChatRequest) -> int | None:
     return (top or 0) if body.logprobs else None
 
 
+def chat_deltas(events: Sequence[Event], old_name: bool = False) -> list[ChatDelta]:
+    """What events come to: as few deltas as keep their order, for clients read a delta's thoughts first, and its calls last."""
+    deltas: list[ChatDelta] = []
+    ranks: list[int] = []
+    for event_ in events:
+        match event_:
+            case ReasoningText(text):
+                delta = _delta(deltas, ranks, 0)
+                delta.reasoning = text if delta.reasoning is UNSET else delta.reasoning + text
+                if old_name:
+                    delta.reasoning_content = delta.reasoning
+            case ContentText(text):
+                delta = _delta(deltas, ranks, 1)
+                delta.content = text if delta.content is UNSET else delta.content + text
+            case CallStart(index, call_id, name):
+                calls = _calls(_delta(deltas, ranks, 2))
+                calls.append(ToolCallDelta(index, call_id, "function", FunctionDelta(name, "")))
+            case CallArguments(index, text):
+                calls = _calls(_delta(deltas, ranks, 2))
+                if not calls or calls[-1].index != index:
+                    calls.append(ToolCallDelta(index, function=FunctionDelta(arguments="")))
+                function = calls[-1].function
+                if isinstance(function, FunctionDelta):
+                    function.arguments = text if function.arguments is UNSET else function.arguments + text
+    return deltas
+
+
+def _delta(deltas: list[ChatDelta], ranks: list[int], rank: int) -> ChatDelta:
+    if not ranks or ranks[-1] > rank:
+        deltas.append(ChatDelta())
+        ranks.append(rank)
+    ranks[-1] = rank
+    return deltas[-1]
+
+
+def _calls(delta: ChatDelta) -> list[ToolCallDelta]:
+    if isinstance(delta.tool_calls, UnsetType):
+        delta.tool_calls = []
+    return delta.tool_calls
+
+
 @dataclass(eq=False)
 class _Progress:
     """What a stream has sent so far. `timing` is known at its end."""
 
     num_tokens: int = 0
     num_cached: int = 0
+    num_reasoning: dict[int, int] = field(default_factory=dict)
+    """Of each choice."""
     timing: RequestTiming | UnsetType = UNSET
     started: set[int] = field(default_factory=set)
 
@@ -179,6 +245,10 @@ class ChatEncoder:
             generation.text.tokenizer, body.top_logprobs or 0, body.return_tokens_as_token_ids, body.logprob_token_ids or ()
         )
         self._prompt_text = generation.prompt_text(self._prompt) if body.return_prompt_text else UNSET
+        reading = job.reading
+        self._old_name = state.server_args.enable_reasoning_content
+        self._is_named = reading is not None and reading.options.tool_choice == "named"
+        self._reads_thoughts = reading is not None and reading.format.reads_thoughts
         self._usage_at_end, self._usage_always = usage_wanted(body, state.server_args.enable_force_include_usage)
 
     async def answer(self, outputs: Outputs) -> ChatAnswer:
@@ -186,12 +256,13 @@ class ChatEncoder:
         async with aclosing(outputs):
             [result] = await fold(outputs)
         num_tokens = sum(len(choice.token_ids) for choice in result.outputs)
+        num_reasoning = sum(choice.num_reasoning_tokens for choice in result.outputs)
         return ChatAnswer(
             self._id,
             self._created,
             self._model,
             [self._choice(choice) for choice in result.outputs],
-            self._usage(num_tokens, result.num_cached_tokens),
+            self._usage(num_tokens, result.num_cached_tokens, num_reasoning),
             prompt_logprobs=finite_prompt_logprobs(result.prompt_logprobs),
             prompt_token_ids=self._prompt.token_ids if self._body.return_token_ids else UNSET,
             prompt_text=self._prompt_text,
@@ -219,18 +290,33 @@ class ChatEncoder:
             progress.started.add(choice.index)
             events = self._first_events(choice.index, progress, len(progress.started) == 1)
         progress.num_tokens += len(choice.token_ids)
-        chunk_choice = ChatChunkChoice(
-            choice.index,
-            ChatDelta(content=choice.text) if choice.text else ChatDelta(),
-            self._logprobs(choice),
-            choice.finish_reason,
-            choice.stop_reason if choice.finish_reason is not None else UNSET,
-            choice.token_ids if self._body.return_token_ids else UNSET,
-        )
-        chunk = self._chunk([chunk_choice], progress, self._usage_always)
-        if is_last:
-            chunk.metrics = progress.timing
-        return events + event(chunk)
+        progress.num_reasoning[choice.index] = choice.num_reasoning_tokens
+        if choice.events is None:
+            deltas = [ChatDelta(content=choice.text) if choice.text else ChatDelta()]
+        else:
+            deltas = chat_deltas(choice.events, self._old_name)
+            tells = choice.finish_reason is not None or choice.logprobs is not None or self._body.return_token_ids
+            deltas = deltas or ([ChatDelta()] if tells else [])
+        for i, delta in enumerate(deltas):
+            first, last = i == 0, i == len(deltas) - 1  # what an output says of its tokens comes once
+            ends = last and choice.finish_reason is not None
+            chunk_choice = ChatChunkChoice(
+                choice.index,
+                delta,
+                self._logprobs(choice) if first else None,
+                self._finish_reason(choice) if ends else None,
+                choice.stop_reason if ends else UNSET,
+                choice.token_ids if self._body.return_token_ids and first else UNSET,
+            )
+            chunk = self._chunk([chunk_choice], progress, self._usage_always)
+            if is_last and last:
+                chunk.metrics = progress.timing
+            events += event(chunk)
+        return events
+
+    def _finish_reason(self, choice: CompletionOutput) -> str | None:
+        """OpenAI ends a call of the function that the request names with stop."""
+        return FINISH_STOP if self._is_named and choice.finish_reason == FINISH_TOOL_CALLS else choice.finish_reason
 
     def _first_events(self, index: int, progress: _Progress, first_of_all: bool) -> bytes:
         """The chunk with the role, and the text to echo."""
@@ -246,17 +332,32 @@ class ChatEncoder:
         return events
 
     def _chunk(self, choices: list[ChatChunkChoice], progress: _Progress, with_usage: bool) -> ChatChunk:
-        usage = self._usage(progress.num_tokens, progress.num_cached) if with_usage else UNSET
+        num_reasoning = sum(progress.num_reasoning.values())
+        usage = self._usage(progress.num_tokens, progress.num_cached, num_reasoning) if with_usage else UNSET
         return ChatChunk(self._id, self._created, self._model, choices, usage=usage)
 
     def _choice(self, choice: CompletionOutput) -> ChatChoice:
         return ChatChoice(
             choice.index,
-            AnswerMessage(self._role, self._echo_text() + choice.text, tool_calls=[]),
+            self._message(choice),
             self._logprobs(choice),
-            choice.finish_reason,
+            self._finish_reason(choice),
             choice.stop_reason,
             choice.token_ids if self._body.return_token_ids else UNSET,
+        )
+
+    def _message(self, choice: CompletionOutput) -> AnswerMessage:
+        if choice.events is None:
+            return AnswerMessage(self._role, self._echo_text() + choice.text, tool_calls=[])
+        answer = gather(choice.events)
+        content = self._echo_text() + (answer.content or "")
+        calls = [AnswerCall(call.id, AnswerFunction(call.name, call.arguments)) for call in answer.calls]
+        return AnswerMessage(
+            self._role,
+            content if content or not calls else None,
+            tool_calls=calls,
+            reasoning=answer.reasoning,
+            reasoning_content=answer.reasoning if self._old_name else UNSET,
         )
 
     def _logprobs(self, choice: CompletionOutput) -> ChatLogprobs | None:
@@ -264,8 +365,8 @@ class ChatEncoder:
             return None
         return self._logprobs_format.encode(choice.token_ids, choice.logprobs)
 
-    def _usage(self, num_tokens: int, num_cached: int) -> Usage:
-        return self._state.usage(len(self._prompt.token_ids), num_tokens, num_cached)
+    def _usage(self, num_tokens: int, num_cached: int, num_reasoning: int) -> Usage:
+        return self._state.usage(len(self._prompt.token_ids), num_tokens, num_cached, num_reasoning if self._reads_thoughts else None)
 
     def _echo_text(self) -> str:
         """With `echo`, the last message of the conversation, if the answer's role wrote it."""

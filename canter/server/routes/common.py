@@ -81,10 +81,6 @@ def check_shared(body: GenerationRequest) -> None:
         raise InvalidRequestError(
             "best_of is not supported by this server, nor by vLLM any more: ask for n choices with logprobs, and take the best.", "best_of"
         )
-    if body.response_format is not None and body.response_format.type != "text":
-        raise InvalidRequestError(
-            f"response_format of type {body.response_format.type!r:.80} is not supported by this server; only text is.", "response_format"
-        )
 
 
 def usage_wanted(body: GenerationRequest, forced: bool) -> tuple[bool, bool]:

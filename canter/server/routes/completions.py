@@ -14,9 +14,10 @@ from starlette.responses import Response
 from canter.client.outputs import CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput
 from canter.core.errors import InvalidRequestError
 from canter.server.body import read_json
+from canter.server.constraints import constraint_names, constraint_of
 from canter.server.generation import Generation, Job, Prompt, Wishes, fold
 from canter.server.logprobs import completion_logprobs, finite_prompt_logprobs
-from canter.server.routes.common import check_shared, priority_of, sampling_of, usage_wanted
+from canter.server.routes.common import check_shared, field_names, priority_of, sampling_of, usage_wanted
 from canter.server.schemas.openai import (
     CompletionAnswer,
     CompletionChoice,
@@ -42,6 +43,8 @@ async def completions(request: Request) -> Response:
     shown_id, engine_id = state.new_ids(request, "cmpl", body.request_id)
     body.priority = priority_of(request, body.priority)
     job = await prepare_completions(generation, body, engine_id)
+    with field_names(constraint_names(body)):
+        await generation.admit(job)
     encoder = CompletionEncoder(state, generation, body, job, shown_id, model)
     outputs = generation.stream(job)
     if body.stream:
@@ -76,6 +79,7 @@ async def prepare_completions(generation: Generation, body: CompletionRequest, e
         cache_salt=body.cache_salt,
         use_beam_search=body.use_beam_search,
         length_penalty=body.length_penalty,
+        constraint=constraint_of(body),
     )
     return generation.prepare(engine_id, prompts, wishes)
 

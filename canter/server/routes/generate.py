@@ -12,10 +12,12 @@ from starlette.responses import Response
 
 from canter.client.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from canter.core.errors import InvalidRequestError
+from canter.core.structured_outputs import CONSTRAINTS, PARAM, StructuredOutputsParams
 from canter.server.body import read_json
+from canter.server.constraints import constraint_names, constraint_of
 from canter.server.generation import Generation, Job, Wishes, fold
 from canter.server.logprobs import LOWEST, ChatLogprobsFormat, finite_prompt_logprobs
-from canter.server.routes.common import sampling_of
+from canter.server.routes.common import field_names, priority_of, sampling_of
 from canter.server.routes.render import nested, scale_out_state
 from canter.server.schemas.openai import ChatLogprobs, Usage
 from canter.server.schemas.scale_out import (
@@ -40,10 +42,14 @@ async def generate_tokens(request: Request) -> Response:
     state = scale_out_state(request)
     generation = state.generation()
     body = await read_json(request, GenerateRequest, state.server_args.max_body_bytes)
+    body.priority = priority_of(request, body.priority)
     model = state.model_name(body.model)
     shown_id, engine_id = state.new_ids(request, "generate-tokens", body.request_id)
     sampling = nested(body.sampling_params, GenerateSampling, "sampling_params") or GenerateSampling()
     job = prepare_tokens(generation, body, sampling, engine_id)
+    fields = {f"{PARAM}.{name}": f"{PARAM}.{name}" for name in CONSTRAINTS} | constraint_names(sampling)
+    with field_names({ours: f"sampling_params.{theirs}" for ours, theirs in fields.items()}):
+        await generation.admit(job)
     encoder = _Encoder(state, generation, body, sampling, job, shown_id, model)
     outputs = generation.stream(job)
     return stream_response(encoder.chunks(outputs)) if body.stream else json_response(encoder.answer(outputs))
@@ -55,7 +61,7 @@ async def abort_requests(request: Request) -> Response:
     body = await read_json(request, AbortRequest, state.server_args.max_body_bytes)
     if len(body.request_ids) > MAX_ABORTS:
         raise InvalidRequestError(f"request_ids may hold at most {MAX_ABORTS} ids, got {len(body.request_ids)}.", "request_ids")
-    await state.traffic.abort(body.request_ids)
+    await state.everywhere("abort", body.request_ids)
     return Response()
 
 
@@ -86,8 +92,16 @@ def prepare_tokens(generation: Generation, body: GenerateRequest, sampling: Gene
         truncate_prompt_tokens=sampling.truncate_prompt_tokens,
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
+        constraint=_constraint(sampling),
     )
     return generation.prepare(engine_id, [generation.check_token_ids(body.token_ids, "token_ids")], wishes)
+
+
+def _constraint(sampling: GenerateSampling) -> StructuredOutputsParams | None:
+    try:
+        return constraint_of(sampling)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"sampling_params: {error}", f"sampling_params.{error.param}") from None
 
 
 class _Encoder:

@@ -47,5 +47,9 @@ async def version(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     """Prometheus' text format."""
-    body, content_type = server_state(request).metrics.expose()
+    state = server_state(request)
+    if state.fellows is None:
+        body, content_type = state.metrics.expose()
+    else:
+        body, content_type = await state.fellows.ask_exchange("metrics")
     return Response(body, headers={"content-type": content_type})

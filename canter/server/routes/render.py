@@ -95,7 +95,7 @@ async def render_chat(request: Request) -> Response:
     shown_id, _ = state.new_ids(request, "chatcmpl", body.request_id)
 
     async def answer() -> RenderedRequest:
-        job = await prepare_chat(generation, body, shown_id, state.server_args.trust_request_chat_template)
+        job = await prepare_chat(generation, body, shown_id, state.server_args)
         return rendered(job, body, model)[0]
 
     return json_response(answer())
@@ -122,7 +122,8 @@ async def render_responses(request: Request) -> Response:
     body = await read_json(request, RenderResponsesRequest, state.server_args.max_body_bytes)
     model = state.model_name(body.model)
     shown_id, _ = state.new_ids(request, "resp", body.request_id)
-    turn = read_turn(body, state.responses if state.server_args.enable_responses_store else None)
+    why_not = state.server_args.no_store_reason
+    turn = read_turn(body, state.responses if why_not is None else None, why_not)
 
     async def answer() -> RenderedRequest:
         return rendered(await prepare_response(generation, body, turn, shown_id), body, model)[0]

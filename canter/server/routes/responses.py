@@ -15,27 +15,33 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from canter.client.outputs import RequestOutput
-from canter.core.errors import InvalidRequestError, QueueFullError
+from canter.core.errors import InvalidRequestError, NotFoundError, QueueFullError
+from canter.core.structured_outputs import PARAM, StructuredOutputsParams
 from canter.server.body import read_json
+from canter.server.constraints import constraint_names, constraint_of, schema_constraint
 from canter.server.errors import describe, log_error
 from canter.server.generation import Generation, Job, Prompt, Wishes
 from canter.server.logprobs import ChatLogprobsFormat
 from canter.server.request_ids import made_request_id
 from canter.server.responses_encoder import ResponsesEncoder, encode_json
-from canter.server.responses_input import chat_messages, fit, item_decoder, read_items, read_tools
+from canter.server.responses_input import chat_messages, declared_tools, fit, item_decoder, read_items, read_tools
 from canter.server.responses_store import ResponseStore, StoredResponse
 from canter.server.routes.common import LOGPROBS_NAMES, check_shared, field_names, priority_of, sampling_of
 from canter.server.schemas.responses import (
+    AnswerFormat,
     AnswerReasoning,
+    AnswerText,
     DeletedResponse,
     InputItem,
     InputItemList,
     ResponsesAnswer,
     ResponsesError,
     ResponsesRequest,
+    TextFormat,
 )
 from canter.server.sse import StreamForm, json_response, stream_response
 from canter.server.state import ServerState, server_state
+from canter.server.tools import ToolUse, choose, forced_output
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 
@@ -61,7 +67,7 @@ async def create_response(request: Request) -> Response:
     body.priority = priority_of(request, body.priority)
     model = state.model_name(body.model)
     store = _store_of(state, body)
-    turn = read_turn(body, store)
+    turn = read_turn(body, store, state.server_args.no_store_reason)
     if store is not None and body.store is not False:
         store.check_fits(turn.conversation)
     _, engine_id = state.new_ids(request, "resp", body.request_id)
@@ -83,16 +89,17 @@ class Turn:
     conversation: list[bytes]
 
 
-def read_turn(body: ResponsesRequest, store: ResponseStore | None) -> Turn:
-    """The conversation: what the previous response had and wrote, and the input. Instructions are not part of it: each turn has its own."""
+def read_turn(body: ResponsesRequest, store: ResponseStore | None, why_not: str | None) -> Turn:
+    """The conversation: what the previous response had and wrote, and the input. Instructions are not part of it: each turn has its own.
+
+    `why_not`: the clause that says why there is no store.
+    """
     items = read_items(body.input)
     encoded = [encode_json(item) for item in items]
     if body.previous_response_id is None:
         return Turn(items, encoded)
     if store is None:
-        raise InvalidRequestError(
-            "previous_response_id needs the store of responses, which this server was started without.", "previous_response_id"
-        )
+        raise InvalidRequestError(f"previous_response_id needs the store of responses, {why_not}.", "previous_response_id")
     previous = store.get(body.previous_response_id, "previous_response_id")
     if not previous.finished:
         raise InvalidRequestError(f"The response {previous.id!r} is not finished yet.", "previous_response_id")
@@ -103,7 +110,9 @@ def read_turn(body: ResponsesRequest, store: ResponseStore | None) -> Turn:
 async def prepare_response(generation: Generation, body: ResponsesRequest, turn: Turn, engine_id: str) -> Job:
     """Render the conversation and settle the parameters. Raises `InvalidRequestError` naming the field."""
     _check(body)
-    tools = _tools(body)
+    tools = read_tools(body.tools) or None
+    use = choose(tools, _chat_choice(body), body.parallel_tool_calls)
+    constraint = _constraint(body, use)
     messages = chat_messages(turn.items, body.instructions)
     if not messages:
         raise InvalidRequestError("input holds nothing that the model could read.", "input")
@@ -113,16 +122,27 @@ async def prepare_response(generation: Generation, body: ResponsesRequest, turn:
         sampling["logprobs"] = num_logprobs
     if body.max_output_tokens is not None:
         sampling["max_tokens"] = body.max_output_tokens
+    kwargs = dict(body.chat_template_kwargs or {})
+    effort = body.reasoning.effort if body.reasoning is not None else None
+    if effort is not None:
+        kwargs.setdefault("reasoning_effort", effort)
+    reading = generation.reading(
+        use,
+        template_kwargs=kwargs,
+        reasoning_effort=effort,
+        num_previous_calls=sum(item.type in ("function_call", "custom_tool_call") for item in turn.items),
+        show_reasoning=body.include_reasoning is not False,
+        keep_special_tokens=body.skip_special_tokens is False,
+    )
     wishes = Wishes(
         sampling=sampling,
         stream=body.stream or body.background,  # what runs in the background shows how far it has come
         max_tokens_name="max_output_tokens",
         priority=body.priority or 0,
         cache_salt=body.cache_salt,
+        constraint=constraint,
+        reading=reading,
     )
-    kwargs = dict(body.chat_template_kwargs or {})
-    if body.reasoning is not None and body.reasoning.effort is not None:
-        kwargs.setdefault("reasoning_effort", body.reasoning.effort)
     may_cut = body.truncation == "auto"
 
     async def encode(some: list[dict[str, Any]]) -> Prompt:
@@ -131,16 +151,62 @@ async def prepare_response(generation: Generation, body: ResponsesRequest, turn:
 
     limit = generation.info.max_model_len - (body.max_output_tokens or 1)
     prompt = await fit(messages, limit, encode) if may_cut else await encode(messages)
-    with field_names(LOGPROBS_NAMES):
-        return generation.prepare(engine_id, [prompt], wishes)
+    names = LOGPROBS_NAMES | constraint_names(body)
+    if use.choice in ("required", "named"):
+        names[f"{PARAM}.json"] = "tools"
+    elif body.text is not None and body.text.format is not None:
+        names[f"{PARAM}.json"] = "text.format.schema"
+    with field_names(names):
+        job = generation.prepare(engine_id, [prompt], wishes)
+        await generation.admit(job)
+    return job
+
+
+def _chat_choice(body: ResponsesRequest) -> object:
+    """`tool_choice` as chat requests have it. Raises `InvalidRequestError` for one that is not well formed."""
+    choice = body.tool_choice
+    if not body.tools and choice == "auto":
+        return None
+    if not isinstance(choice, dict):
+        return choice
+    kind = choice.get("type")
+    if not isinstance(kind, str):
+        raise InvalidRequestError("tool_choice.type is required.", "tool_choice.type")
+    if kind not in ("function", "custom"):
+        raise InvalidRequestError(f"tool_choice of type {kind!r:.80} is not supported by this server.", "tool_choice.type")
+    return {"type": "function", "function": {"name": choice.get("name")}}
+
+
+def _constraint(body: ResponsesRequest, use: ToolUse) -> StructuredOutputsParams | None:
+    """What the answer must obey: the form that the request asks for, or that of a call that it requires."""
+    asked, forced = constraint_of(body), forced_output(use)
+    shape = body.text.format if body.text is not None else None
+    if shape is not None and shape.type != "text":
+        if asked is not None:
+            raise InvalidRequestError("text.format and structured_outputs exclude each other.", "text.format")
+        asked = _format_constraint(shape)
+    if asked is not None and forced is not None:
+        raise InvalidRequestError("A call that is required excludes text.format: an output obeys one constraint.", "tool_choice")
+    return forced or asked
+
+
+def _format_constraint(shape: TextFormat) -> StructuredOutputsParams | None:
+    if shape.type == "json_schema" and shape.schema is None:
+        raise InvalidRequestError("text.format.schema is required for a format of type 'json_schema'.", "text.format.schema")
+    if shape.type == "json_schema" and shape.schema is not None:
+        return schema_constraint(shape.schema, "text.format.schema")
+    if shape.type != "json_object":
+        raise InvalidRequestError(f"text.format.type must be text, json_object or json_schema, got {shape.type!r:.80}.", "text.format.type")
+    return StructuredOutputsParams(json_object=True)
 
 
 def _store_of(state: ServerState, body: ResponsesRequest) -> ResponseStore | None:
     """The store, if this response is to use it."""
-    if not state.server_args.enable_responses_store:
+    why_not = state.server_args.no_store_reason
+    if why_not is not None:
         for name in ("store", "background"):
             if getattr(body, name):
-                raise InvalidRequestError(f"{name} needs the store of responses, which this server was started without.", name)
+                raise InvalidRequestError(f"{name} needs the store of responses, {why_not}.", name)
         return None
     if body.background and body.store is False:
         raise InvalidRequestError("background needs store: true.", "background")
@@ -169,6 +235,7 @@ def _encoder(
         safety_identifier=body.safety_identifier,
         store=store is not None and body.store is not False,
         temperature=params.temperature,
+        text=AnswerText(_answer_format(body)),
         tool_choice="auto" if body.tool_choice is None else body.tool_choice,
         tools=body.tools or [],
         top_logprobs=top,
@@ -178,7 +245,8 @@ def _encoder(
     )
     wants_logprobs = _num_logprobs(body) is not None
     logprobs_format = ChatLogprobsFormat(generation.text.tokenizer, top, body.return_tokens_as_token_ids) if wants_logprobs else None
-    encoder = ResponsesEncoder(response, job.num_prompt_tokens, logprobs_format, with_events=body.stream)
+    declared = declared_tools(body.tools)
+    encoder = ResponsesEncoder(response, job.num_prompt_tokens, logprobs_format, with_events=body.stream, declared=declared)
     asked = (body.request_id or "").removeprefix("resp_")
     response.id = f"resp_{asked}"
     if not _SAFE_ID.fullmatch(asked) or not state.responses.claim(response.id, encoder):
@@ -186,6 +254,15 @@ def _encoder(
         response.id = f"resp_{made_request_id(request.scope)}"
         state.responses.claim(response.id, encoder)
     return encoder
+
+
+def _answer_format(body: ResponsesRequest) -> AnswerFormat:
+    """`text.format` as it is told back."""
+    shape = body.text.format if body.text is not None else None
+    if shape is None:
+        return AnswerFormat()
+    told = {name: value for name in ("name", "schema", "strict") if (value := getattr(shape, name)) is not None}
+    return AnswerFormat(shape.type, **told)
 
 
 class _Foreground:
@@ -331,7 +408,10 @@ async def list_input_items(request: Request) -> Response:
 
 
 def _record(request: Request) -> StoredResponse:
-    return server_state(request).responses.get(request.path_params["response_id"])
+    state = server_state(request)
+    if state.server_args.no_store_reason is not None:
+        raise NotFoundError(f"A response that was stored needs the store of responses, {state.server_args.no_store_reason}.", "response_id")
+    return state.responses.get(request.path_params["response_id"])
 
 
 def _flag(request: Request, name: str) -> bool:
@@ -372,9 +452,6 @@ def _check(body: ResponsesRequest) -> None:
         if len(getattr(body, name) or "") > MAX_LABEL_CHARS:
             raise InvalidRequestError(f"{name} may have at most {MAX_LABEL_CHARS} characters.", name)
     _check_metadata(body.metadata or {})
-    if body.text is not None and body.text.format is not None and body.text.format.type != "text":
-        kind = body.text.format.type
-        raise InvalidRequestError(f"text.format of type {kind!r:.80} is not supported by this server yet; only text is.", "text.format")
     if body.text is not None and body.text.verbosity not in (None, "medium"):
         raise InvalidRequestError("text.verbosity: only medium is supported by this server.", "text.verbosity")
     for name in ("summary", "generate_summary"):
@@ -390,22 +467,6 @@ def _check_metadata(metadata: dict[str, str]) -> None:
             raise InvalidRequestError(
                 f"metadata may have keys of at most {MAX_METADATA_KEY} characters and values of at most {MAX_METADATA_VALUE}.", "metadata"
             )
-
-
-def _tools(body: ResponsesRequest) -> list[dict[str, Any]] | None:
-    """Tools for the template. Calls come with the parsers of tool calls; until then a model may only be told of tools, not use them."""
-    choice = body.tool_choice
-    tools = read_tools(body.tools)
-    if isinstance(choice, str) and choice not in ("none", "auto", "required"):
-        raise InvalidRequestError(f"tool_choice must be none, auto, required or an object, got {choice!r:.80}.", "tool_choice")
-    if isinstance(choice, dict) and not isinstance(choice.get("type"), str):
-        raise InvalidRequestError("tool_choice.type is required.", "tool_choice.type")
-    if not tools and choice not in (None, "none", "auto"):
-        raise InvalidRequestError("tool_choice needs tools.", "tool_choice")
-    if tools and choice != "none":
-        kinds = ", ".join(sorted({str(tool["type"]) for tool in body.tools or ()}))
-        raise InvalidRequestError(f"tools ({kinds}) are not supported by this server yet, except with tool_choice none.", "tools")
-    return tools or None
 
 
 def _num_logprobs(body: ResponsesRequest) -> int | None:

@@ -27,8 +27,7 @@ async def tokenize(request: Request) -> Response:
 
     async def answer() -> TokenizeAnswer:
         prompt = await _prompt(generation, body, state.server_args.trust_request_chat_template)
-        tokenizer = generation.text.tokenizer
-        strings = [tokenizer.id_to_token(t) or "" for t in prompt.token_ids] if body.return_token_strs else None
+        strings = await generation.token_strings(prompt.token_ids) if body.return_token_strs else None
         return TokenizeAnswer(len(prompt.token_ids), generation.info.max_model_len, prompt.token_ids, strings)
 
     return json_response(answer())
@@ -49,6 +48,6 @@ async def detokenize(request: Request) -> Response:
     prompt = generation.check_token_ids(body.tokens, "tokens")
 
     async def answer() -> DetokenizeAnswer:
-        return DetokenizeAnswer(generation.text.tokenizer.decode(prompt.token_ids, skip_special_tokens=False))
+        return DetokenizeAnswer(await generation.decode(prompt.token_ids))
 
     return json_response(answer())

@@ -117,6 +117,24 @@ class TextBlock(Struct):
     type: str = "text"
 
 
+class ThinkingBlock(Struct):
+    """The signature is what clients send back with a thought; nothing is signed here."""
+
+    thinking: str
+    signature: str = ""
+    type: str = "thinking"
+
+
+class ToolUseBlock(Struct):
+    id: str
+    name: str
+    input: dict[str, Any]
+    type: str = "tool_use"
+
+
+AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
+
+
 class Usage(Struct):
     """`input_tokens` are those of the prompt that were not in the cache; `cache_read_input_tokens` the others."""
 
@@ -131,7 +149,8 @@ class MessageAnswer(Struct):
 
     id: str
     model: str
-    content: list[TextBlock]
+    content: list[Any]
+    """Of `AnswerBlock`."""
     usage: Usage
     stop_reason: str | None = None
     stop_sequence: str | None = None
@@ -142,6 +161,21 @@ class MessageAnswer(Struct):
 class TextDelta(Struct):
     text: str
     type: str = "text_delta"
+
+
+class ThinkingDelta(Struct):
+    thinking: str
+    type: str = "thinking_delta"
+
+
+class SignatureDelta(Struct):
+    signature: str = ""
+    type: str = "signature_delta"
+
+
+class InputDelta(Struct):
+    partial_json: str
+    type: str = "input_json_delta"
 
 
 class StopDelta(Struct):
@@ -155,8 +189,10 @@ class StreamEvent(Struct):
     type: str
     message: MessageAnswer | UnsetType = UNSET
     index: int | UnsetType = UNSET
-    content_block: TextBlock | UnsetType = UNSET
-    delta: TextDelta | StopDelta | UnsetType = UNSET
+    content_block: Any = UNSET
+    """An `AnswerBlock`, empty."""
+    delta: Any = UNSET
+    """Of a block, or a `StopDelta`."""
     usage: Usage | UnsetType = UNSET
 
 

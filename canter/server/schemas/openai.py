@@ -12,13 +12,6 @@ from canter.client.outputs import PositionLogprobs
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 NOT_YET: dict[str, tuple[Any, ...]] = {
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_decoding_backend": (),
-    "guided_whitespace_pattern": (),
     "watermarking": (False,),
     "kv_transfer_params": (),
     "ec_transfer_params": (),
@@ -31,12 +24,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
 class StreamOptions(Struct, kw_only=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-
-
-class ResponseFormat(Struct, kw_only=True):
-    """Only plain text for now; the routes refuse other types."""
-
-    type: str
 
 
 class RepetitionDetection(Struct, kw_only=True):
@@ -75,7 +62,13 @@ class GenerationRequest(Struct, kw_only=True):
     truncate_prompt_tokens: int | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
     echo: bool = False
     add_special_tokens: bool | None = None
     return_token_ids: bool = False
@@ -205,11 +198,18 @@ class PromptTokensDetails(Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct):
+    reasoning_tokens: int
+
+
 class Usage(Struct):
+    """`completion_tokens_details` come where thoughts are told from the rest."""
+
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int
     prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class TopLogprob(Struct):
@@ -229,9 +229,26 @@ class ChatLogprobs(Struct):
     content: list[TokenLogprob]
 
 
+class FunctionDelta(Struct, omit_defaults=True):
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Struct, omit_defaults=True):
+    """Id, type and name come with a call's first delta only."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionDelta | UnsetType = UNSET
+
+
 class ChatDelta(Struct, omit_defaults=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):
@@ -255,15 +272,29 @@ class ChatChunk(Struct):
     metrics: RequestTiming | UnsetType = UNSET
 
 
+class AnswerFunction(Struct):
+    name: str
+    arguments: str
+
+
+class AnswerCall(Struct):
+    id: str
+    function: AnswerFunction
+    type: str = "function"
+
+
 class AnswerMessage(Struct):
+    """`reasoning_content` repeats `reasoning` under its older name, where the server is told to."""
+
     role: str
     content: str | None
     refusal: str | None = None
     annotations: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: list[Any] = []
+    tool_calls: list[AnswerCall] = []
     reasoning: str | None = None
+    reasoning_content: str | UnsetType | None = UNSET
 
 
 class ChatChoice(Struct):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from canter.server.schemas.openai import NOT_YET, GenerationRequest, StreamOptions, TokenLogprob
 
@@ -58,9 +58,13 @@ class ResponsesStreamOptions(StreamOptions, kw_only=True):
 
 
 class TextFormat(Struct, kw_only=True):
-    """Only plain text for now; other types are refused."""
+    """Plain text, any JSON object, or JSON that obeys `schema`."""
 
     type: str
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
 
 
 class TextConfig(Struct, kw_only=True):
@@ -143,6 +147,48 @@ class OutputMessage(Struct):
     type: str = "message"
 
 
+class ReasoningText(Struct):
+    text: str = ""
+    type: str = "reasoning_text"
+
+
+class ReasoningItem(Struct):
+    """A thought. Nobody sums it up: `summary` stays empty."""
+
+    id: str
+    status: str
+    content: list[ReasoningText] = msgspec.field(default_factory=list)
+    summary: list[Any] = msgspec.field(default_factory=list)
+    encrypted_content: str | None = None
+    type: str = "reasoning"
+
+
+class FunctionCallItem(Struct):
+    """`namespace` is that of a function which was declared in one."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: str
+    type: str = "function_call"
+    namespace: str | UnsetType = UNSET
+
+
+class CustomCallItem(Struct):
+    """A call of a custom tool, whose input is a text."""
+
+    id: str
+    call_id: str
+    name: str
+    input: str
+    status: str
+    type: str = "custom_tool_call"
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomCallItem
+
+
 class InputTokensDetails(Struct):
     """Prefixes are cached without being asked, so that nothing is ever written at a user's wish."""
 
@@ -173,6 +219,9 @@ class IncompleteDetails(Struct):
 
 class AnswerFormat(Struct):
     type: str = "text"
+    name: str | UnsetType = UNSET
+    schema: dict[str, Any] | UnsetType = UNSET
+    strict: bool | UnsetType = UNSET
 
 
 class AnswerText(Struct):
@@ -201,7 +250,8 @@ class ResponsesAnswer(Struct, kw_only=True):
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
     metadata: dict[str, str] = msgspec.field(default_factory=dict)
-    output: list[OutputMessage] = msgspec.field(default_factory=list)
+    output: list[Any] = msgspec.field(default_factory=list)
+    """Of `OutputItem`."""
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
     prompt_cache_key: str | None = None
@@ -253,7 +303,8 @@ class ItemEvent(Struct):
     type: str
     sequence_number: int
     output_index: int
-    item: OutputMessage
+    item: Any
+    """An `OutputItem`."""
 
 
 class PartEvent(Struct):
@@ -264,7 +315,8 @@ class PartEvent(Struct):
     item_id: str
     output_index: int
     content_index: int
-    part: OutputText
+    part: Any
+    """An `OutputText` or a `ReasoningText`."""
 
 
 class TextDeltaEvent(Struct):
@@ -285,3 +337,48 @@ class TextDoneEvent(Struct):
     text: str
     logprobs: list[TokenLogprob]
     type: str = "response.output_text.done"
+
+
+class ReasoningDeltaEvent(Struct):
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+    type: str = "response.reasoning_text.delta"
+
+
+class ReasoningDoneEvent(Struct):
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+    type: str = "response.reasoning_text.done"
+
+
+class CallDeltaEvent(Struct):
+    """`response.function_call_arguments.delta` and `response.custom_tool_call_input.delta`."""
+
+    type: str
+    sequence_number: int
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class ArgumentsDoneEvent(Struct):
+    sequence_number: int
+    item_id: str
+    output_index: int
+    name: str
+    arguments: str
+    type: str = "response.function_call_arguments.done"
+
+
+class InputDoneEvent(Struct):
+    sequence_number: int
+    item_id: str
+    output_index: int
+    input: str
+    type: str = "response.custom_tool_call_input.done"

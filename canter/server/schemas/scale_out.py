@@ -108,7 +108,7 @@ class GenerateRequest(Struct, kw_only=True):
     return_token_ids: bool = False
     output_mode: Literal["tokens", "text"] = "tokens"
     cache_salt: str | None = None
-    priority: int = 0
+    priority: int | None = None
 
 
 class AbortRequest(Struct, kw_only=True):

@@ -21,7 +21,8 @@ class Tool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParseOptions:
     """`template_kwargs` are the variables that the chat template was given beside the conversation: formats look there for whether
-    the model thinks. `num_previous_calls`: tool calls in the conversation so far, for formats whose ids count on."""
+    the model thinks. `num_previous_calls`: tool calls in the conversation so far, for formats whose ids count on.
+    `keep_special_tokens`: those that mean nothing to the format stay in the text."""
 
     tools: tuple[Tool, ...] = ()
     tool_choice: Choice = "none"
@@ -30,3 +31,4 @@ class ParseOptions:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     reasoning_effort: str | None = None
     num_previous_calls: int = 0
+    keep_special_tokens: bool = False

@@ -25,7 +25,8 @@ class ComposedFormat:
 
     def __init__(self, tokenizer: Tokenizer, calls: Calls | None, thoughts: Thoughts | None, description: str) -> None:
         self._tokenizer, self._calls, self._thoughts, self._description = tokenizer, calls, thoughts, description
-        self._tables: dict[tuple[bool, bool, str], Table] = {}
+        self._only_thoughts: ComposedFormat | None = None
+        self._tables: dict[tuple[bool, bool, str, bool], Table] = {}
 
     @property
     def description(self) -> str:
@@ -38,6 +39,14 @@ class ComposedFormat:
     @property
     def reads_thoughts(self) -> bool:
         return self._thoughts is not None
+
+    def without_calls(self) -> ComposedFormat:
+        """See `canter.text.parsing.parser.OutputFormat`."""
+        if self._calls is None:
+            return self
+        if self._only_thoughts is None:
+            self._only_thoughts = ComposedFormat(self._tokenizer, None, self._thoughts, self._description)
+        return self._only_thoughts
 
     def parser(self, options: ParseOptions, prompt_token_ids: Sequence[int] = (), prompt_tail: str = "") -> Machine:
         """A parser of one output. See `canter.text.parsing.parser.OutputFormat`."""
@@ -77,7 +86,7 @@ class ComposedFormat:
 
     def _table(self, options: ParseOptions, thinks: bool) -> Table:
         choice = options.tool_choice if options.tool_choice in ("required", "named") else ""
-        key = (thinks, options.tool_choice != "none", choice)
+        key = (thinks, options.tool_choice != "none", choice, options.keep_special_tokens)
         if key not in self._tables:
             self._tables[key] = self._make_table(options, thinks)
         return self._tables[key]
@@ -98,7 +107,7 @@ class ComposedFormat:
         for name, state in states.items():
             if state.on_text is not None and states[state.on_text].kind in ("content", "reasoning"):
                 rules += _inherited(rules, name, state.on_text)
-        return make_table(states, rules, self._ids(rules), self._hidden())
+        return make_table(states, rules, self._ids(rules), {} if options.keep_special_tokens else self._hidden())
 
     def _ids(self, rules: Sequence[Rule]) -> dict[str, int]:
         """The literals that are tokens of their own."""

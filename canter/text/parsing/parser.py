@@ -41,6 +41,10 @@ class OutputFormat(Protocol):
     @property
     def reads_thoughts(self) -> bool: ...
 
+    def without_calls(self) -> OutputFormat:
+        """For requests that offer no tools: what looks like a call is content."""
+        ...
+
     def parser(self, options: ParseOptions, prompt_token_ids: Sequence[int] = (), prompt_tail: str = "") -> OutputParser:
         """A parser of one output. The prompt's end tells whether a thought is open already."""
         ...

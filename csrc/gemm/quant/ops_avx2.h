@@ -25,6 +25,7 @@ struct Ops {
     };
     static constexpr bool kSplitsBytes = true, kShortSums = true;
     static constexpr int kHeldSums = 2, kFewRows = 4, kTileRows = 4, kTilePanels = 1;
+    static constexpr int kStreams = 2, kAhead = 2048;
 
     static __m256i word(const void* p) {
         std::int32_t value;

@@ -41,14 +41,15 @@ std::int64_t quant_panel_bytes(Format format, std::int64_t width, std::int64_t g
     if (layout.bits == 8) return quant_lead(format) + row_runs(width) * (layout.header + layout.run_bytes());
     if (format == Format::w4) {
         if (group <= 0 || group % kRun != 0 || width % group != 0) {
-            throw std::invalid_argument(name + ": groups of " + std::to_string(group) + " elements do not divide a width of " + std::to_string(width) +
-                                        " into multiples of " + std::to_string(kRun) + ".");
+            throw std::invalid_argument(name + ": groups of " + std::to_string(group) + " elements do not divide a width of " +
+                                        std::to_string(width) + " into multiples of " + std::to_string(kRun) + ".");
         }
         return width / group * (layout.header + group / kRun * layout.run_bytes());
     }
     const std::int64_t elements = layout.block_runs * kRun;
     if (width % elements != 0) {
-        throw std::invalid_argument(name + ": a width of " + std::to_string(width) + " is not a multiple of " + std::to_string(elements) + ".");
+        throw std::invalid_argument(name + ": a width of " + std::to_string(width) + " is not a multiple of " + std::to_string(elements) +
+                                    ".");
     }
     return width / elements * (layout.header + layout.block_runs * layout.run_bytes());
 }

@@ -21,6 +21,8 @@ struct Traits {
     static constexpr bool minima = layout.minima, halves = layout.halves;
     static constexpr bool wide = bits == 8 && Ops::kSplitsBytes;  // codes and x as 16 bits each
     static constexpr int scale_runs = per_output ? 4 : 1;         // runs summed before a float is made of them
+    // Panels read side by side for a single row. Two of five or six bits would find too few registers.
+    static constexpr int streams = bits == 4 || bits == 8 ? Ops::kStreams : 1;
     // Unsigned codes of five bits fit the 16-bit sums less 16 only.
     static constexpr bool recentred = bits == 5 && minima && Ops::kShortSums;
     // A run in scratch: its codes, then floats [16]: scale (two with halves), minimum, and zeros as int32.
@@ -36,8 +38,8 @@ struct Row {
     const float* scales;
 };
 
-// What a kernel reads codes from: the packed panel itself ...
-template <class T>
+// What a kernel reads codes from: the packed panel itself, the memory asked ahead for what comes next or not ...
+template <class T, bool Ahead = true>
 struct Packed {
     const std::uint8_t* block;  // header of the block at hand
     const std::uint8_t* at;     // codes of the run at hand
@@ -81,10 +83,11 @@ struct Packed {
             at += T::layout.header + bytes;
             block = at - T::layout.header;
         }
+        if constexpr (Ahead) {
 #pragma GCC unroll 16
-        for (int i = 0; i < bytes; i += 64) __builtin_prefetch(at + i + kAhead);
+            for (int i = 0; i < bytes; i += 64) __builtin_prefetch(at + i + Ops::kAhead);
+        }
     }
-    static constexpr int kAhead = 6144;
 
     // Codes of groups 2Q and 2Q + 1.
     template <int Q>
@@ -369,6 +372,26 @@ inline void scale_outputs(const std::uint8_t* panel, float* sums) {
     }
 }
 
+// R rows times P panels, the first of them `panel`, the others `apart` panels from one to the next.
+template <class T, int R, int P>
+inline void side_by_side(const QuantTile& t, std::int64_t block_bytes, std::int64_t panel_bytes, const Row (&rows)[R], std::int64_t panel,
+                         std::int64_t apart) {
+    alignas(64) float sums[R * P * 16] = {};
+    const auto place = [&](int p) { return t.w->data + (panel + p * apart) * panel_bytes; };
+    if constexpr (P == 1) {
+        Packed<T> source[1] = {Packed<T>(place(0), block_bytes, 0)};
+        accumulate<T, R, 1>(source, rows, row_runs(t.w->width), sums);
+    } else {
+        Packed<T, false> source[2] = {Packed<T, false>(place(0), block_bytes, 0), Packed<T, false>(place(1), block_bytes, 0)};
+        accumulate<T, R, 2>(source, rows, row_runs(t.w->width), sums);
+    }
+    for (int i = 0; i < R * P; ++i) {
+        const int r = i / P, p = i % P;
+        scale_outputs<T>(place(p), sums + 16 * i);
+        Ops::store_floats(t.out + r * t.out_stride + (panel + p * apart - t.panel_begin) * 16, Ops::load_floats(sums + 16 * i));
+    }
+}
+
 template <class T, int R>
 inline void few_rows(const QuantTile& t, std::int64_t block_bytes, std::int64_t panel_bytes, const RowRun* x, std::int64_t pitch,
                      std::uint8_t* scratch) {
@@ -384,17 +407,14 @@ inline void few_rows(const QuantTile& t, std::int64_t block_bytes, std::int64_t 
             rows[r].scales = scales;
         }
     }
-    alignas(64) float sums[R * 16];
-    for (std::int64_t n = t.panel_begin; n < t.panel_end; ++n) {
-        const std::uint8_t* panel = t.w->data + n * panel_bytes;
-        for (int i = 0; i < R * 16; ++i) sums[i] = 0.0f;
-        Packed<T> source[1] = {Packed<T>(panel, block_bytes, 0)};
-        accumulate<T, R, 1>(source, rows, runs, sums);
-        for (int r = 0; r < R; ++r) {
-            scale_outputs<T>(panel, sums + 16 * r);
-            Ops::store_floats(t.out + r * t.out_stride + (n - t.panel_begin) * 16, Ops::load_floats(sums + 16 * r));
-        }
+    std::int64_t n = t.panel_begin;
+    // Either half of the tile is read from end to end: the machine itself looks ahead along both.
+    if constexpr (R == 1 && T::streams == 2) {
+        const std::int64_t half = (t.panel_end - t.panel_begin) / 2;
+        for (; n < t.panel_begin + half; ++n) side_by_side<T, R, 2>(t, block_bytes, panel_bytes, rows, n, half);
+        n += half;
     }
+    for (; n < t.panel_end; ++n) side_by_side<T, R, 1>(t, block_bytes, panel_bytes, rows, n, 0);
 }
 
 // R rows times P unpacked panels over `runs` runs, added to `out` or, for the first of them, set there.
@@ -438,8 +458,8 @@ inline void tile_panels(const std::uint8_t* unpacked, const RowRun* x, std::int6
     const auto tiles = [&]<int R>() {
         for (; r + R <= rows; r += R) {
             const std::int64_t skipped = T::wide ? r * kChunkRuns : 0;
-            tile_rows<T, R, P>(unpacked, x + r * pitch, pitch, wide + skipped * 32, scales + skipped, runs, out + r * out_stride, out_stride,
-                               first);
+            tile_rows<T, R, P>(unpacked, x + r * pitch, pitch, wide + skipped * 32, scales + skipped, runs, out + r * out_stride,
+                               out_stride, first);
         }
     };
     tiles.template operator()<Ops::kTileRows>();
@@ -461,7 +481,9 @@ inline void many_rows(const QuantTile& t, std::int64_t block_bytes, std::int64_t
     for (std::int64_t begin = 0; begin < runs; begin += kChunkRuns) {
         const std::int64_t count = begin + kChunkRuns < runs ? kChunkRuns : runs - begin;
         if constexpr (T::wide) {
-            for (std::int64_t r = 0; r < rows; ++r) widen_row(x + r * pitch + begin, count, wide + r * (kChunkRuns * 32), scales + r * kChunkRuns);
+            for (std::int64_t r = 0; r < rows; ++r) {
+                widen_row(x + r * pitch + begin, count, wide + r * (kChunkRuns * 32), scales + r * kChunkRuns);
+            }
         }
         std::int64_t n = t.panel_begin;
         const auto panels = [&]<int P>() {

@@ -145,3 +145,8 @@ def draw(logits: np.ndarray, req: Req, place: int = 0) -> int:
     assert req.params.seed is not None
     g = noise(req.params.seed, len(req.tokens) - 1 + place, len(x))
     return max(kept, key=lambda t: x[t].astype(np.float64) + g[t])
+
+
+def nobody_asks() -> tuple[torch.Tensor, torch.Tensor]:
+    """For `Sampler.record`, where no row has a grammar to tell the tokens to."""
+    raise AssertionError("the tokens were asked for")

@@ -142,7 +142,7 @@ def test_resume_after_preemption_continues_the_same_stream() -> None:
             all_ids[row, : len(tokens)], lengths[row] = torch.tensor(tokens, dtype=torch.int32), len(tokens)
             batch = naive.SampleBatch(np.array([row]), torch.tensor([row]), torch.tensor([len(tokens) - 1]), all_ids, lengths)
             out = sampler.sample(random_logits(1, 30, seed=step), batch)
-            sampler.record(batch.rows_np, batch.rows, out.token_ids[:, None], torch.ones(1, dtype=torch.int64))
+            sampler.record(batch.rows_np, batch.rows, out.token_ids[:, None], torch.ones(1, dtype=torch.int64), naive.nobody_asks)
             all_ids[row, int(lengths[row])] = out.token_ids[0]
             lengths[row] += 1
             tokens = all_ids[row, : int(lengths[row])].tolist()
@@ -261,7 +261,7 @@ def test_without_looking_at_the_device_the_tokens_are_the_same(monkeypatch: pyte
         output = sampler.sample(logits.clone(), batch)
         sampler.process(logits.clone(), batch)
         ones = torch.ones(1, dtype=torch.int64)
-        sampler.record(ones.numpy(), ones, ones[:, None], ones)
+        sampler.record(ones.numpy(), ones, ones[:, None], ones, naive.nobody_asks)
     assert output.to_host().token_ids == expected.token_ids
 
 
@@ -273,5 +273,5 @@ def test_works_inside_inference_mode_as_devices_run_it() -> None:
         sampler, batch = naive.build(MIXTURE, 300)
         assert sampler.sample(logits.clone(), batch).to_host() == expected
         ones = torch.ones(1, dtype=torch.int64)
-        sampler.record(ones.numpy(), ones, ones[:, None], ones)
+        sampler.record(ones.numpy(), ones, ones[:, None], ones, naive.nobody_asks)
         sampler.add_row(0, "again", MIXTURE[7].params, [1, 2], 1)

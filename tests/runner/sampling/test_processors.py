@@ -218,10 +218,10 @@ def test_any_mixture_equals_the_naive_rules(reqs: list[Req]) -> None:
 
 def test_new_output_is_counted_by_row_and_only_as_far_as_it_was_accepted() -> None:
     sampler = Sampler(4, 9, torch.device("cpu"), 0)
-    sampler.record(np.array([0]), torch.tensor([0]), torch.tensor([[1]]), torch.tensor([1]))  # nobody counts yet
+    sampler.record(np.array([0]), torch.tensor([0]), torch.tensor([[1]]), torch.tensor([1]), naive.nobody_asks)  # nobody counts yet
     sampler.add_row(3, "a", SamplingParams(presence_penalty=1.0), [5], 1)
     sampler.add_row(1, "b", SamplingParams(presence_penalty=1.0), [6], 1)
-    sampler.record(np.array([3, 1]), torch.tensor([3, 1]), torch.tensor([[4, 5, 6], [2, 2, 3]]), torch.tensor([2, 3]))
+    sampler.record(np.array([3, 1]), torch.tensor([3, 1]), torch.tensor([[4, 5, 6], [2, 2, 3]]), torch.tensor([2, 3]), naive.nobody_asks)
     counts = sampler._penalties.token_counts
     assert counts is not None
     assert (counts & 0xFFFF)[3].tolist() == [0, 0, 0, 0, 1, 1, 0, 0, 0]

@@ -113,7 +113,7 @@ def test_any_tokens_read_at_once_or_one_after_the_other(cases: list, data: st.Da
     block = torch.full((len(reqs), width), 3)
     for row, req in zip(rows, reqs, strict=True):
         block[row, : len(req.output)] = torch.tensor(req.output, dtype=torch.int64)
-    fed.record(rows, torch.from_numpy(rows), block, torch.tensor([len(req.output) for req in reqs]))
+    fed.record(rows, torch.from_numpy(rows), block, torch.tensor([len(req.output) for req in reqs]), naive.nobody_asks)
     whole, batch = naive.build(reqs, VOCAB)
     logits = torch.randn(len(reqs), VOCAB)
     assert torch.equal(fed.process(logits.clone(), batch), whole.process(logits.clone(), batch))
