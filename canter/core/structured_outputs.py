@@ -21,6 +21,8 @@ MAX_THOUGHT_TOKENS = 32
 
 BACKENDS = ("auto", "guidance")
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+THOUGHTS = ("thought_start_ids", "thought_end_ids", "in_thought")
+"""Fields of whoever knows the model, not of users."""
 PARAM = "structured_outputs"
 _TOO_DEEP = f"may be nested {MAX_NESTING} levels deep at most"
 

@@ -14,7 +14,7 @@ from canter.core.config import DeviceFacts, EngineArgs, EngineConfig, resolve
 from canter.core.grammar import Grammars
 from canter.core.logging import get_logger
 from canter.core.messages import EngineInfo
-from canter.core.state_specs import StateLayout, plan_layout
+from canter.core.state_specs import StateLayout, place_snapshots, plan_layout
 from canter.core.timeline import Timeline
 from canter.device import Device, open_device
 from canter.engine.core import EngineCore
@@ -75,7 +75,8 @@ def build_engine(args: EngineArgs, on_phase: OnPhase | None = None, device: Devi
             model_config, source, config.dtype, device.torch_device, config.kv_cache_dtype, config.max_model_len, config.quantization
         )
     with phases("cache"):
-        layout = plan_layout(loaded.state_specs(config.block_size))
+        specs = loaded.state_specs(config.block_size)
+        layout = plan_layout(place_snapshots(specs, config.mamba_cache_mode, config.mamba_block_size))
         size = _size_cache(args, config, layout, device)
         logger.info("%s", size.sentence)
         timeline = Timeline()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from canter.kernels.attention_plan import AttentionPlan
+from canter.kernels.recurrent_plan import RecurrentPlan
 
 
 @dataclass(slots=True)
@@ -19,6 +20,8 @@ class GroupContext:
     """[T] int64: `block_id * block_size + offset` of each token, or -1 for a token that is not stored."""
     plan: AttentionPlan | None = None
     """What the group's layers share of this step's attention; the first of them makes it where it is not given."""
+    recurrent: RecurrentPlan | None = None
+    """Of layers that keep a whole state: where each request's comes from, and where it goes."""
 
 
 @dataclass(slots=True)
@@ -37,4 +40,10 @@ class StepContext:
     group_of_layer: list[int]
     """By layer id."""
     caches: list[dict[str, Tensor]]
-    """By layer id: the fields of `core.state_specs.attention_spec`, each [num_blocks, *shape]."""
+    """By layer id: the fields of the layer's `core.state_specs.StateSpec`, each [num_blocks, *shape]."""
+
+    def recurrent_plan(self, layer_id: int) -> RecurrentPlan:
+        """What this step does to the states of a recurrent layer."""
+        plan = self.groups[self.group_of_layer[layer_id]].recurrent
+        assert plan is not None
+        return plan

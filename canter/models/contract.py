@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Protocol, Self
 
 from torch import Tensor
 
-from canter.core.state_specs import StateSpec
+from canter.core.state_specs import SharedState, StateSpec
 from canter.layers.build import Build, Parameter
 from canter.layers.context import StepContext
 from canter.models.weights import WeightMap
@@ -49,6 +49,6 @@ class Model(Protocol):
         ...
 
     @staticmethod
-    def state_specs(args: Any, block_size: int, cache_dtype: str) -> dict[int, StateSpec]:
-        """layer id -> what it remembers. Needs no weights."""
+    def state_specs(args: Any, block_size: int, cache_dtype: str) -> Mapping[int, StateSpec | SharedState]:
+        """layer id -> what it remembers. Needs no weights. A layer with memories of two kinds has an id for each."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from canter.checkpoint.model_config import ModelConfig
 from canter.checkpoint.tensors import TensorSource
 from canter.core.errors import ConfigError
 from canter.core.logging import get_logger
-from canter.core.state_specs import CACHE_STORAGE, StateSpec
+from canter.core.state_specs import CACHE_STORAGE, SharedState, StateSpec
 from canter.layers.build import Build
 from canter.layers.quant import open_scheme
 from canter.models.contract import Model, ModelArgs
@@ -37,7 +38,7 @@ class LoadedModel:
     def vocab_size(self) -> int:
         return self.args.vocab_size
 
-    def state_specs(self, block_size: int) -> dict[int, StateSpec]:
+    def state_specs(self, block_size: int) -> Mapping[int, StateSpec | SharedState]:
         """layer id -> what it remembers, in blocks of `block_size` tokens."""
         return self.model.state_specs(self.args, block_size, self.cache_dtype)
 

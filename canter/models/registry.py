@@ -7,31 +7,64 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from canter.core.errors import UnsupportedModelError
+from canter.core.state_specs import StateKind
 
 if TYPE_CHECKING:
     from canter.models.contract import Model
 
 
+_FULL = (StateKind.FULL,)
+_WINDOWED = (StateKind.FULL, StateKind.SLIDING_WINDOW)
+
+
 @dataclass(frozen=True, slots=True)
 class RegistryRow:
-    """`architecture`: the name in a config's `architectures`. `family`: what people call it. `module`: where its class is."""
+    """`architecture`: the name in a config's `architectures`. `family`: what people call it. `module`: where its class is.
+
+    `memory`: the kinds of memory that its layers may have. `refuses`: what of the family's checkpoints is refused, and why.
+    """
 
     architecture: str
     family: str
     module: str
     class_name: str
+    memory: tuple[StateKind, ...] = _FULL
+    refuses: str = ""
+
+    @property
+    def shared_prefixes(self) -> str:
+        """Which prefixes the cache keeps for later requests."""
+        parts = []
+        if StateKind.RECURRENT in self.memory:
+            parts.append("at boundaries (mamba_cache_mode)")
+        if StateKind.PROMPT_WINDOW in self.memory:
+            parts.append("of prompts only")
+        return ", ".join(parts) or "every block"
+
+    @property
+    def limits(self) -> str:
+        """What is refused, and why: of the kinds of memory, and of the family."""
+        drafts = "speculative decoding: drafts can't be taken out of a state" if StateKind.RECURRENT in self.memory else ""
+        return "; ".join(filter(None, (drafts, self.refuses)))
 
 
 _ROWS = (
     RegistryRow("LlamaForCausalLM", "Llama 2, 3 and relatives", "canter.models.llama", "LlamaForCausalLM"),
-    RegistryRow("MistralForCausalLM", "Mistral", "canter.models.llama", "MistralForCausalLM"),
-    RegistryRow("SmolLM3ForCausalLM", "SmolLM3", "canter.models.llama", "SmolLM3ForCausalLM"),
-    RegistryRow("Qwen2ForCausalLM", "Qwen2, Qwen2.5", "canter.models.qwen", "Qwen2ForCausalLM"),
-    RegistryRow("Qwen3ForCausalLM", "Qwen3", "canter.models.qwen", "Qwen3ForCausalLM"),
-    RegistryRow("Gemma2ForCausalLM", "Gemma 2", "canter.models.gemma", "Gemma2ForCausalLM"),
-    RegistryRow("Gemma3ForCausalLM", "Gemma 3", "canter.models.gemma", "Gemma3ForCausalLM"),
-    RegistryRow("Gemma3ForConditionalGeneration", "Gemma 3 (text only)", "canter.models.gemma", "Gemma3ForConditionalGeneration"),
-    RegistryRow("Phi3ForCausalLM", "Phi-3, Phi-3.5, Phi-4", "canter.models.phi3", "Phi3ForCausalLM"),
+    RegistryRow("MistralForCausalLM", "Mistral", "canter.models.llama", "MistralForCausalLM", _WINDOWED),
+    RegistryRow("SmolLM3ForCausalLM", "SmolLM3", "canter.models.llama", "SmolLM3ForCausalLM", _WINDOWED),
+    RegistryRow("Qwen2ForCausalLM", "Qwen2, Qwen2.5", "canter.models.qwen", "Qwen2ForCausalLM", _WINDOWED),
+    RegistryRow("Qwen3ForCausalLM", "Qwen3", "canter.models.qwen", "Qwen3ForCausalLM", _WINDOWED),
+    RegistryRow("Gemma2ForCausalLM", "Gemma 2", "canter.models.gemma", "Gemma2ForCausalLM", _WINDOWED),
+    RegistryRow("Gemma3ForCausalLM", "Gemma 3", "canter.models.gemma", "Gemma3ForCausalLM", _WINDOWED),
+    RegistryRow(
+        "Gemma3ForConditionalGeneration",
+        "Gemma 3 (text only)",
+        "canter.models.gemma",
+        "Gemma3ForConditionalGeneration",
+        _WINDOWED,
+        "images: text only so far",
+    ),
+    RegistryRow("Phi3ForCausalLM", "Phi-3, Phi-3.5, Phi-4", "canter.models.phi3", "Phi3ForCausalLM", _WINDOWED),
 )
 
 

@@ -6,6 +6,7 @@ same bits: a program makes the calls that the eager forward makes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -16,7 +17,8 @@ from canter.kernels.native import program, record
 from canter.kernels.native.program import NativeProgram
 from canter.kernels.recorder import RecordError, Rows
 from canter.layers.build import num_moves
-from canter.layers.context import GroupContext, StepContext
+from canter.layers.context import StepContext
+from canter.runner.state_inputs import StateInputs, checked
 
 logger = get_logger(__name__)
 
@@ -71,9 +73,8 @@ class StepProgram:
 
     eager_reason: str | None = None
 
-    def __init__(self, model: Model, caches: list[dict[str, Tensor]], group_of_layer: list[int]) -> None:
-        self._model, self._caches, self._group_of_layer = model, caches, group_of_layer
-        self._num_groups = max(group_of_layer, default=-1) + 1
+    def __init__(self, model: Model, caches: list[dict[str, Tensor]], group_of_layer: list[int], inputs: Sequence[StateInputs]) -> None:
+        self._model, self._caches, self._group_of_layer, self._inputs = model, caches, group_of_layer, inputs
         self._record()
 
     def forward(self, token_ids: Tensor, ctx: StepContext) -> Tensor:
@@ -82,23 +83,23 @@ class StepProgram:
             self._record()
         rows, requests = token_ids.shape[0], ctx.num_reqs
         given = [
-            _checked(token_ids, torch.int64, rows),
-            _checked(ctx.positions, torch.int64, rows),
-            _checked(ctx.query_start_loc, torch.int32, requests + 1),
-            _checked(ctx.seq_lens, torch.int32, requests),
+            checked(token_ids, torch.int64, rows),
+            checked(ctx.positions, torch.int64, rows),
+            checked(ctx.query_start_loc, torch.int32, requests + 1),
+            checked(ctx.seq_lens, torch.int32, requests),
         ]
         slots = [x.data_ptr() for x in given]
         slots.append(requests)
-        for group in ctx.groups:
-            given.append(_checked(group.block_table, torch.int32, requests))
-            given.append(_checked(group.slot_mapping, torch.int64, rows))
-            slots += given[-2].data_ptr(), given[-2].shape[1], given[-1].data_ptr()
+        for inputs, group in zip(self._inputs, ctx.groups, strict=True):
+            tensors, values = inputs.slots(group, rows, requests)
+            given += tensors
+            slots += values
         return self._forward.run(rows, slots)
 
     def logits(self, hidden: Tensor, indices: Tensor) -> Tensor:
         """As the model's, of rows of `hidden`. The result is valid until the next call."""
-        hidden = _checked(hidden, self._hidden_dtype, hidden.shape[0])
-        indices = _checked(indices, torch.int64, indices.shape[0])
+        hidden = checked(hidden, self._hidden_dtype, hidden.shape[0])
+        indices = checked(indices, torch.int64, indices.shape[0])
         return self._logits.run(indices.shape[0], [hidden.data_ptr(), hidden.shape[0], indices.data_ptr()])
 
     @property
@@ -120,10 +121,7 @@ class StepProgram:
             caches=self._caches,
         )
         recorder.slot("num_reqs")
-        for i in range(self._num_groups):
-            table = recorder.given(f"block_table.{i}", torch.int32)
-            recorder.slot(f"block_table.{i}.width")
-            ctx.groups.append(GroupContext(table, recorder.given(f"slot_mapping.{i}", torch.int64)))  # type: ignore[arg-type]
+        ctx.groups += [inputs.symbols(recorder, i) for i, inputs in enumerate(self._inputs)]
         num_slots = len(recorder.slots)
         hidden = self._model.forward(token_ids, ctx)  # type: ignore[arg-type]
         if len(recorder.slots) != num_slots:
@@ -141,20 +139,15 @@ class StepProgram:
         self._moves = moves
 
 
-def make_steps(model: Model, caches: list[dict[str, Tensor]], group_of_layer: list[int], eager: bool) -> Steps:
+def make_steps(
+    model: Model, caches: list[dict[str, Tensor]], group_of_layer: list[int], inputs: Sequence[StateInputs], eager: bool
+) -> Steps:
     """A program of the model where it can be recorded and `eager` does not forbid it; why not is logged."""
     if eager:
         return EagerSteps(model, "--enforce-eager")
     try:
-        return StepProgram(model, caches, group_of_layer)
+        return StepProgram(model, caches, group_of_layer, inputs)
     except Exception as error:  # whatever a model does with symbols: eagerly it serves, or says itself what is wrong
         reason = str(error) if isinstance(error, RecordError) else f"{type(error).__name__}: {error}"
         logger.info("Steps run eagerly, since the model can't be recorded: %s.", reason)
         return EagerSteps(model, reason)
-
-
-def _checked(tensor: Tensor, dtype: torch.dtype, size: int) -> Tensor:
-    """The tensor, of that type and in one run: itself where it is so already. Raises `ValueError` for another length."""
-    if tensor.shape[0] != size:
-        raise ValueError(f"expected {size} rows, got {list(tensor.shape)}.")
-    return tensor if tensor.dtype == dtype and tensor.is_contiguous() else tensor.to(dtype).contiguous()

@@ -20,7 +20,7 @@ from canter.core.sampling_params import SamplingParams
 from canter.core.state_specs import StateLayout
 from canter.core.timeline import Timeline
 from canter.device import Device, HostCopy, Pending
-from canter.layers.context import GroupContext, StepContext
+from canter.layers.context import StepContext
 from canter.logits_processors.interface import LogitsProcessor
 from canter.runner.graphs import Model, make_steps
 from canter.runner.input_batch import InputBatch, build_input_batch
@@ -29,6 +29,7 @@ from canter.runner.sampling.output import SamplerOutput, SampleStatus
 from canter.runner.sampling.pipeline import Sampler
 from canter.runner.sampling.prompt_logprobs import PromptLogprobPlanner, compute_prompt_logprobs, prompt_entries, prompt_targets
 from canter.runner.sampling.states import SampleBatch
+from canter.runner.state_inputs import StepRows, make_inputs
 from canter.runner.state_pool import StatePool
 from canter.runner.verify import AcceptedTokens, accept_drafts
 
@@ -84,7 +85,8 @@ class ModelRunner:
         self._block_sizes = [group.spec.block_size for group in layout.groups]
         self._table = RequestTable(max_num_rows, max_model_len, self._block_sizes, num_draft_tokens, device)
         self._pool = StatePool(layout, num_blocks, device)
-        self._steps = make_steps(model, self._pool.caches, self._pool.group_of_layer, enforce_eager)
+        self._inputs = make_inputs(layout.groups)
+        self._steps = make_steps(model, self._pool.caches, self._pool.group_of_layer, self._inputs, enforce_eager)
         self._sampler = Sampler(max_num_rows, vocab_size, device.torch_device, seed, logits_processors, max_model_len, grammars)
         self._prompt_logprobs = PromptLogprobPlanner()
 
@@ -126,16 +128,21 @@ class ModelRunner:
             return None
         batch = build_input_batch(plan, self._table, self._block_sizes)
         self._sampler.prepare(self._sample_batch(batch))
+        rows = StepRows([row.num_computed_tokens for row in plan.rows], batch.num_tokens_np, batch.query_start_loc, self._upload)
+        tables = zip(self._inputs, batch.block_tables, batch.slot_mappings, strict=True)
         ctx = StepContext(
             positions=batch.positions,
             query_start_loc=batch.query_start_loc,
             seq_lens=batch.seq_lens,
             num_reqs=len(plan.rows),
-            groups=[GroupContext(table, slots) for table, slots in zip(batch.block_tables, batch.slot_mappings, strict=True)],
+            groups=[inputs.context(rows, table, slots) for inputs, table, slots in tables],
             group_of_layer=self._pool.group_of_layer,
             caches=self._pool.caches,
         )
         return batch, self._steps.forward(batch.token_ids, ctx)
+
+    def _upload(self, values: np.ndarray) -> torch.Tensor:
+        return self._device.to_device(torch.from_numpy(values))
 
     def _update_rows(self, plan: SchedulePlan) -> None:
         """Bring the table and the sampler to the plan's rows: drop, add, append blocks."""

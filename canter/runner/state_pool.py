@@ -11,7 +11,9 @@ from canter.device import Device
 
 
 def _storage(pool: PoolSpec, num_blocks: int, device: Device) -> list[dict[str, torch.Tensor]]:
-    """The tensors of each slot. What all slots keep of a block lies together, so that a page holds whole blocks, even a large one."""
+    """The tensors of each slot. Where blocks are many and small, what all slots keep of one lies together, so that a page holds it."""
+    if not pool.grows:
+        return [{f.name: device.zeros((num_blocks, *f.shape), getattr(torch, f.dtype)) for f in pool.fields} for _ in range(pool.num_slots)]
     memory = device.zeros((num_blocks, pool.block_bytes), torch.uint8)
     return [
         {

@@ -139,7 +139,7 @@ class Scheduler:
         if is_new and self.max_num_queued_reqs is not None and num_waiting >= self.max_num_queued_reqs:
             raise QueueFullError(f"{num_waiting} requests wait already, the most that this engine queues. Retry later.")
         self._verify_queued_tokens(message)
-        request = Request(message, now, self._num_arrivals, self.max_model_len, self.cache.new_cache())
+        request = Request(message, now, self._num_arrivals, self.max_model_len, self.cache.new_cache(len(message.prompt_token_ids)))
         if request.max_total_tokens > self.max_request_tokens:
             raise self._too_long(request)
         if request.num_tokens >= request.max_total_tokens:
@@ -197,6 +197,7 @@ class Scheduler:
         self._finished_ids = []
         self._next_step_id += 1
         flight = _Flight(plan.step_id, [], now)
+        self.cache.begin_step()
         grants, budget, has_memory = self._grant_running(plan)
         for grant in grants:
             self._settle(plan, flight, grant.request, grant.num_tokens, grant.new_block_ids)
@@ -402,6 +403,7 @@ class Scheduler:
                 num_tokens = min(num_tokens, self._pace.share(request.num_uncached_tokens))
             if num_tokens <= 0:
                 continue
+            num_tokens = self.cache.shape_step(request.cache, request.num_computed_tokens, num_tokens, request.num_tokens)
             new_block_ids: tuple[list[int], ...] | None = ()
             end = request.num_computed_tokens + num_tokens
             if min(end + self.num_draft_tokens, self.max_model_len) > request.cache.capacity:
@@ -508,6 +510,11 @@ class Scheduler:
         if not self.enable_chunked_prefill and num_tokens > budget:
             return None
         num_tokens = min(num_tokens, budget, self._max_row_tokens, self._pace.first_share(num_tokens))
+        if hit:
+            if not hit.is_readable:
+                return None
+            request.cache.shared_tokens = num_cached + hit.num_uncached_common_tokens
+        num_tokens = self.cache.shape_step(request.cache, num_cached, num_tokens, request.num_tokens)
         if not self.cache.admit(request.cache, hit, num_cached + num_tokens, request.num_tokens, reserved):
             self._refused = (request, self.cache.num_free_blocks())
             return None
@@ -524,7 +531,7 @@ class Scheduler:
         if not self.enable_prefix_caching or request.wants_prompt_logprobs:
             return None
         self._hasher.extend(request.block_hashes, request.token_ids, request.cache_salt)
-        return self.cache.find_hit(request.block_hashes, request.num_tokens - 1)
+        return self.cache.find_hit(request.block_hashes, min(request.num_tokens - 1, request.cache.max_shared_tokens))
 
     def _start(self, plan: SchedulePlan, flight: _Flight, request: Request, num_tokens: int, now: float) -> None:
         """Give an admitted request its row, with all tokens known and its whole block tables."""

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from canter.beam_search import BeamSearchParams
@@ -102,11 +103,19 @@ class Job:
 class Generation:
     """The pipeline over one engine and one model's text side."""
 
-    def __init__(self, client: EngineClient, text: ModelText, args: EngineArgs, traffic: Traffic | None = None) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        text: ModelText,
+        args: EngineArgs,
+        traffic: Traffic | None = None,
+        on_calls_read: Callable[[str, bool, bool], None] | None = None,
+    ) -> None:
         self.client = client
         self.text = text
         self.traffic = traffic or Traffic(client)
         self._args = args
+        self._on_calls_read = on_calls_read
         self._grammars = StructuredOutputsConfig.parse(args.structured_outputs_config)
         self._compiler = GrammarCompiler(self._vocabulary, self._grammars)
 
@@ -129,6 +138,7 @@ class Generation:
         num_previous_calls: int = 0,
         show_reasoning: bool = True,
         keep_special_tokens: bool = False,
+        request_type: str = "other",
     ) -> Reading | None:
         """How an answer with these tools is to be read; None where all of it is content. Raises `InvalidRequestError` when nobody knows
         how the model writes a call."""
@@ -153,7 +163,7 @@ class Generation:
             num_previous_calls=num_previous_calls,
             keep_special_tokens=keep_special_tokens,
         )
-        return Reading(known or plain_format(self.text.tokenizer), options, show_reasoning)
+        return Reading(known or plain_format(self.text.tokenizer), options, show_reasoning, request_type)
 
     async def encode(self, text: str, add_special_tokens: bool, must_fit: bool = False) -> Prompt:
         """Tokenise a text; a long one in a thread, so that other requests go on. `must_fit`: refuse what is too long for the context."""
@@ -250,7 +260,12 @@ class Generation:
         outputs = sources[0] if len(sources) == 1 else merge_streams(sources)
         if job.reading is None:
             return outputs
-        return read_outputs(outputs, job.reading, [prompt.token_ids for prompt in job.prompts])
+        return read_outputs(outputs, job.reading, [prompt.token_ids for prompt in job.prompts], self._call_counter(job, job.reading))
+
+    def _call_counter(self, job: Job, reading: Reading) -> Callable[[bool], None] | None:
+        if self._on_calls_read is None or not reading.reads_calls:
+            return None
+        return partial(self._on_calls_read, reading.request_type, job.params[0].output_kind is OutputKind.DELTA)
 
     def _watched(self, job: Job, number: int, most_held: int) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         request_id = job.engine_id(number)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from canter.core.errors import InvalidRequestError
 from canter.core.structured_outputs import StructuredOutputsParams
 from canter.text.parsing.options import Choice, Tool
@@ -104,6 +106,15 @@ def check_named(name: str, names: Sequence[str]) -> None:
         raise InvalidRequestError(
             f"tool_choice names the function {name!r:.80}, which tools don't have. They have: {known}.", "tool_choice"
         )
+
+
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """A call's arguments as an object, for dialects that have them so; empty where the model wrote none."""
+    try:
+        value = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def forced_output(use: ToolUse) -> StructuredOutputsParams | None:

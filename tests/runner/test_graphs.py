@@ -112,7 +112,7 @@ def test_a_program_follows_the_instruction_set_and_the_threads(llama: LoadedMode
 def test_recording_touches_no_cache(llama: LoadedModel) -> None:
     harness = Harness(llama, 4)
     before = [t.clone() for cache in harness.caches for t in cache.values()]
-    steps = StepProgram(harness.model, harness.caches, [0, 0, 0])
+    steps = StepProgram(harness.model, harness.caches, [0, 0, 0], harness.inputs)
     assert_same_bits([t for cache in harness.caches for t in cache.values()], before)
     forward, logits = steps.programs
     assert forward.ops[0] == "embedding" and forward.ops.count("paged_attention") == 3
@@ -224,7 +224,7 @@ class Odd:
 )
 def test_a_model_that_cannot_be_recorded_runs_eagerly(work: Any, reason: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    steps = make_steps(Odd(work), [], [], eager=False)
+    steps = make_steps(Odd(work), [], [], [], eager=False)
     assert isinstance(steps, EagerSteps) and steps.eager_reason is not None and reason in steps.eager_reason
     assert reason in caplog.text
 
@@ -248,4 +248,4 @@ def test_enforce_eager(tmp_path: Path) -> None:
 
 def test_a_record_error_is_one(llama: LoadedModel) -> None:
     with pytest.raises(RecordError, match="no instruction writes"):
-        StepProgram(Odd(lambda x, ctx: x), [], [])
+        StepProgram(Odd(lambda x, ctx: x), [], [], [])

@@ -218,8 +218,8 @@ def test_the_longest_request_that_fits_alone() -> None:
 
 
 def test_a_kind_without_manager_is_refused() -> None:
-    spec = StateSpec(StateKind.RECURRENT, 16, (StateField("state", (4, 4), "float32"),))
-    with pytest.raises(UnsupportedModelError, match="recurrent"):
+    spec = StateSpec(StateKind.CROSS_ATTENTION, 16, (StateField("state", (4, 4), "float32"),))
+    with pytest.raises(UnsupportedModelError, match="cross_attention"):
         coordinator(plan_layout({0: spec}), 4)
 
 
@@ -228,3 +228,26 @@ def test_a_window_without_width_is_refused() -> None:
     cache = coordinator(layout_of(None), 4)
     with pytest.raises(UnsupportedModelError, match="window"):
         make_manager(StateGroup(0, 0, spec, (0,)), cache.pools[0], cache.limits, 16)
+
+
+def test_a_chunked_hit_needs_nothing_before_its_chunk() -> None:
+    spec = attention_spec(1, 8, "float32", 4, 8, kind=StateKind.CHUNKED_LOCAL)
+    cache = coordinator(plan_layout({0: spec}), 40)
+    tables = computed(cache, 24)
+    blocks = list(tables.tables[0].blocks)
+    forget(cache, tables, 0, {0, 1, 3})
+    assert cache.find_hit(hashes_of(cache, 24), 23).blocks == ([0, 0, 0, 0, blocks[4]],)
+    assert cache.find_hit(hashes_of(cache, 24), 15).blocks == ([0, 0, blocks[2]],)
+
+
+def test_a_prompt_window_frees_the_gap_and_shares_the_prompt_only() -> None:
+    spec = attention_spec(1, 8, "float32", 4, 6, kind=StateKind.PROMPT_WINDOW)
+    cache = coordinator(plan_layout({0: spec}), 40)
+    tables = cache.new_cache(10)
+    assert cache.grow(tables, 31, 0) is not None
+    cache.publish(tables, hashes_of(cache, 31), 31)
+    before = list(tables.tables[0].blocks)
+    assert cache.grow(tables, 32, 31) is not None
+    assert tables.tables[0].blocks == [*before[:3], 0, 0, 0, *before[6:]]
+    cache.check([tables])
+    assert cache.find_hit(hashes_of(cache, 31), 30).blocks == (before[:2],)

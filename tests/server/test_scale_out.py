@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import re
 from typing import Any
@@ -11,7 +12,9 @@ import httpx
 import pytest
 
 from canter.core.config import EngineArgs
+from canter.core.structured_outputs import StructuredOutputsParams
 from canter.server.traffic import ID_MARK
+from canter.text.thinking import ThinkingMarkers
 from tests.fake_core import CONTEXT, EOS_ID, FakeCore, say
 from tests.server.helpers import Harness, error_of, events, with_harness
 
@@ -125,6 +128,87 @@ def test_chat_in_three_steps_is_chat(options: dict, logprobs: bool) -> None:
         assert entries == (choice["logprobs"] or {"content": []})["content"]
 
     with_harness(body, FakeCore(say("hellö worldwide")), **OPEN)
+
+
+PARSERS = ("hermes", "deepseek_r1")
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("f", "g")]
+CALLS = 'Hm.</think>So.<tool_call>{"name": "f", "arguments": {"a": "ä"}}</tool_call>\n<tool_call>{"name": "g", "arguments": {}}</tool_call>'
+READ: list[dict[str, Any]] = [
+    {},
+    {"tools": TOOLS},
+    {"tools": TOOLS, "parallel_tool_calls": False},
+    {"tools": TOOLS, "tool_choice": "none"},
+    {"tools": TOOLS, "include_reasoning": False},
+    {"tools": TOOLS, "max_tokens": 60},
+    {"tools": TOOLS, "stop": ["rgum"]},
+    {"tools": TOOLS, "n": 2},
+]
+
+
+def shown(message: dict[str, Any]) -> dict[str, Any]:
+    """A message, or what deltas add up to, without the ids of calls."""
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
+    return {"calls": calls, "reasoning": message["reasoning"] or "", "content": message["content"] or ""}
+
+
+@pytest.mark.parametrize("options", READ, ids=str)
+def test_calls_and_thoughts_in_three_steps_are_those_of_chat(options: dict) -> None:
+    chat: dict[str, Any] = {"messages": MESSAGES, **options}
+
+    async def body(h: Harness) -> None:
+        whole = await ok(h, "/v1/chat/completions", **chat)
+        rendered = await ok(h, "/v1/chat/completions/render", **chat)
+        prompt = rendered["token_ids"]
+        generated = await ok(h, "/inference/v1/generate", **rendered)
+        fields = {"chat_request": chat, "prompt_token_ids": prompt}
+        apart = await ok(h, "/v1/chat/completions/derender", generate_response=generated, **fields)
+        for one, other in zip(apart["choices"], whole["choices"], strict=True):
+            assert shown(one["message"]) == shown(other["message"])
+            assert (one["finish_reason"], one["stop_reason"]) == (other["finish_reason"], other["stop_reason"])
+        assert apart["usage"] == whole["usage"]
+        if "n" in options:
+            return
+        state, finish, spoken = None, None, {"content": "", "reasoning": "", "tool_calls": []}
+        for chunk in events(await post(h, "/inference/v1/generate", **{**rendered, "stream": True})):
+            answer = await ok(h, "/v1/chat/completions/derender", stream=True, generate_chunk=chunk, stream_state=state, **fields)
+            state = answer["stream_state"]
+            for choice in answer["chunk"]["choices"]:
+                delta = choice["delta"]
+                finish = choice["finish_reason"] or finish
+                for name in ("content", "reasoning"):
+                    spoken[name] += delta.get(name, "")
+                for call in delta.get("tool_calls", ()):
+                    if "id" in call:
+                        assert call["index"] == len(spoken["tool_calls"])
+                        spoken["tool_calls"].append({"function": {"name": call["function"]["name"], "arguments": ""}})
+                    spoken["tool_calls"][call["index"]]["function"]["arguments"] += call["function"].get("arguments", "")
+        [choice] = whole["choices"]
+        assert shown(spoken) == shown(choice["message"]) and finish == choice["finish_reason"]
+
+    with_harness(body, FakeCore(say(CALLS)), parsers=PARSERS, **OPEN)
+
+
+def test_what_a_rendered_request_must_obey_is_obeyed_elsewhere() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    chat = {"messages": MESSAGES, "tools": tools, "tool_choice": {"type": "function", "function": {"name": "f"}}}
+
+    async def body(h: Harness) -> None:
+        state = h.app.state.server
+        state.text = dataclasses.replace(state.text, thinking=ThinkingMarkers([258], [259]))
+        await ok(h, "/v1/chat/completions", **chat)
+        rendered = await ok(h, "/v1/chat/completions/render", **chat)
+        generated = await ok(h, "/inference/v1/generate", **rendered)
+        one, other = (request.sampling for request in h.engine.core.seen)
+        behind = StructuredOutputsParams(json=schema, thought_start_ids=[258], thought_end_ids=[259])
+        assert one.structured_outputs == other.structured_outputs == behind
+        assert not one.stop_in_thoughts and not other.stop_in_thoughts and one.thinking_end_ids == other.thinking_end_ids == [259]
+        apart = await ok(h, "/v1/chat/completions/derender", generate_response=generated, chat_request=chat)
+        [choice] = apart["choices"]
+        assert shown(choice["message"]) == {"calls": [("f", '{"a": "x"}')], "reasoning": "Hm.", "content": ""}
+        assert choice["finish_reason"] == "stop"
+
+    with_harness(body, FakeCore(say('Hm.</think>{"a": "x"}')), parsers=PARSERS, **OPEN)
 
 
 @pytest.mark.parametrize("options", [*CASES, {"logprobs": 2}, {"prompt_logprobs": 1}], ids=str)
@@ -282,6 +366,8 @@ WRONG += [
     ("/v1/chat/completions/derender", {"generate_response": given(), "prompt_tokens": HUGE}, "prompt_tokens"),
     ("/v1/chat/completions/derender", {"generate_response": given(), "prompt_token_ids": [260]}, "prompt_token_ids"),
     ("/v1/chat/completions/derender", {"generate_response": given(), "chat_request": {}}, "chat_request.messages"),
+    ("/v1/chat/completions/derender", {"generate_response": given(), "chat_request": {"messages": MESSAGES, "tools": []}},
+     "chat_request.tools"),
     ("/v1/chat/completions/derender", {"generate_response": given(), "chat_request": {"messages": MESSAGES, "guided_json": 5}},
      "chat_request.guided_json"),
     ("/v1/chat/completions/derender", {"stream": True, "generate_chunk": given(), "stream_state": {"output_token_ids": [97] * CONTEXT}},

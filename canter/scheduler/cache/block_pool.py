@@ -113,6 +113,13 @@ class BlockPool:
             self._keys[block_id] = key
             self.index.add(key, block_id)
 
+    def withdraw(self, block_id: int) -> None:
+        """Let no later request find this block; nothing happens to one that is not published."""
+        key = self._keys[block_id]
+        if key is not None:
+            self.index.remove(key, block_id)
+            self._keys[block_id] = None
+
     def forget_prefixes(self) -> None:
         """Withdraw every block from the index; who holds what, and the free order, stay as they are."""
         self.index.clear()

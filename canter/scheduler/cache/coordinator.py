@@ -10,16 +10,22 @@ from itertools import chain, zip_longest
 
 from canter.core.state_specs import StateLayout
 from canter.scheduler.cache.block_pool import NULL_BLOCK, BlockPool
-from canter.scheduler.cache.managers import BlockTable, CacheLimits, StateManager, make_manager
+from canter.scheduler.cache.managers import UNBOUNDED, BlockTable, CacheLimits, StateManager, make_manager
 
 
 class RequestCache:
-    """One request's block tables, one for each group; `capacity`: tokens that every table has slots for."""
+    """One request's block tables, one for each group.
 
-    __slots__ = ("capacity", "tables")
+    `capacity`: tokens that every table has slots for. `max_shared_tokens`: leading tokens that other requests may share.
+    `shared_tokens`: so many tokens another request has in common with this one, by the groups that cache every block.
+    """
 
-    def __init__(self, tables: tuple[BlockTable, ...]) -> None:
+    __slots__ = ("capacity", "max_shared_tokens", "shared_tokens", "tables")
+
+    def __init__(self, tables: tuple[BlockTable, ...], max_shared_tokens: int = UNBOUNDED) -> None:
         self.tables = tables
+        self.max_shared_tokens = max_shared_tokens
+        self.shared_tokens = 0
         self.capacity = 0
 
     def block_ids(self) -> tuple[list[int], ...]:
@@ -31,12 +37,14 @@ class RequestCache:
 class PrefixHit:
     """The greatest cached length on which all groups agree, and each group's table of it.
 
-    `num_uncached_common_tokens`: how much more the best group alone had cached.
+    `num_uncached_common_tokens`: how much more the best group alone had cached. `is_readable`: whether the step being planned
+    may read all of it; otherwise the next one may.
     """
 
     num_tokens: int
     blocks: tuple[list[int], ...]
     num_uncached_common_tokens: int = 0
+    is_readable: bool = True
 
 
 class CacheCoordinator:
@@ -55,6 +63,7 @@ class CacheCoordinator:
             make_manager(group, self.pools[group.pool_id], limits, layout.hash_block_size) for group in layout.groups
         ]
         self._pool_ids = [group.pool_id for group in layout.groups]
+        self._step_boundary = math.lcm(*(manager.step_boundary for manager in self.managers))
         self._lookup_order = sorted(range(len(self.managers)), key=lambda g: not self.managers[g].is_prefix_closed)
 
     # what fits
@@ -81,18 +90,42 @@ class CacheCoordinator:
         counts = [0] * len(self.pools)
         slots = self.num_slots(num_tokens)
         for manager, table, pool_id in zip(self.managers, cache.tables, self._pool_ids, strict=True):
-            held = len(table.blocks) - table.num_trimmed
-            counts[pool_id] += max(0, manager.max_blocks(slots) - held)
+            counts[pool_id] += max(0, manager.max_blocks(slots, table.num_prompt_tokens) - table.num_held)
         return counts
 
     def max_blocks(self, num_tokens: int) -> list[int]:
         """For each pool, the most blocks that a request which computes so many tokens holds at once."""
         return self.num_outstanding(self.new_cache(), num_tokens)
 
+    # what a step should be
+
+    def begin_step(self) -> None:
+        """Another step is planned."""
+        for manager in self.managers:
+            manager.begin_step()
+
+    def shape_step(self, cache: RequestCache, num_computed_tokens: int, num_tokens: int, total_tokens: int) -> int:
+        """How many of the next `num_tokens` tokens a step should compute, of a request that has `total_tokens` so far: at least 1.
+
+        Groups that can keep a state only where a step ends have it end on a boundary: where a prefix ends that is known to be
+        shared, at the last boundary before the request's last token, and else at the last one that is within reach.
+        """
+        size = self._step_boundary
+        if size == 1:
+            return num_tokens
+        end = num_computed_tokens + num_tokens
+        boundary = min(end, total_tokens - 1) // size * size
+        shared = cache.shared_tokens // size * size
+        if num_computed_tokens < shared < end:
+            boundary = shared
+        return boundary - num_computed_tokens if boundary > num_computed_tokens else num_tokens
+
     # the life of a request's tables
 
-    def new_cache(self) -> RequestCache:
-        return RequestCache(tuple(BlockTable() for _ in self.managers))
+    def new_cache(self, num_prompt_tokens: int = UNBOUNDED) -> RequestCache:
+        """Empty tables; `num_prompt_tokens` holds for the request's life, whatever is computed again."""
+        shared = min(manager.max_shared_tokens(num_prompt_tokens) for manager in self.managers)
+        return RequestCache(tuple(BlockTable(num_prompt_tokens) for _ in self.managers), shared)
 
     def find_hit(self, hashes: Sequence[bytes], max_tokens: int) -> PrefixHit:
         """The longest cached prefix of at most `max_tokens` that all groups share; holds no block yet.
@@ -115,7 +148,8 @@ class CacheCoordinator:
             agreed = length == before
         tables = (blocks or [] for blocks in found)
         cut = tuple(blocks[: length // manager.block_size] for blocks, manager in zip(tables, self.managers, strict=True))
-        return PrefixHit(length, cut, longest - length)
+        is_readable = all(manager.is_readable(blocks) for manager, blocks in zip(self.managers, cut, strict=True))
+        return PrefixHit(length, cut, longest - length, is_readable)
 
     def admit(self, cache: RequestCache, hit: PrefixHit | None, num_tokens: int, total_tokens: int, reserved: Sequence[int]) -> bool:
         """Give an empty cache the blocks of the hit and slots for its first `num_tokens` tokens.
@@ -134,7 +168,7 @@ class CacheCoordinator:
         if hit:
             for manager, table, blocks in zip(self.managers, cache.tables, hit.blocks, strict=True):
                 manager.adopt(table, blocks)
-        if self.grow(cache, num_tokens, 0) is None:
+        if self.grow(cache, num_tokens, hit.num_tokens if hit else 0) is None:
             self.free(cache)
             return False
         return True
@@ -151,13 +185,14 @@ class CacheCoordinator:
             wanted[pool_id] += manager.num_new_blocks(table, slots)
         if any(want > pool.num_free for want, pool in zip(wanted, self.pools, strict=True)):
             return None
-        new = tuple(manager.grow(table, slots) for manager, table in zip(self.managers, cache.tables, strict=True))
+        new = tuple(manager.grow(table, slots, num_settled_tokens) for manager, table in zip(self.managers, cache.tables, strict=True))
         capacities = (len(table.blocks) * manager.block_size for manager, table in zip(self.managers, cache.tables, strict=True))
         cache.capacity = min(capacities)
         return new
 
     def publish(self, cache: RequestCache, hashes: Sequence[bytes], num_tokens: int) -> None:
-        """Let later requests find the full blocks among the first `num_tokens` tokens."""
+        """Let later requests find the full blocks among the first `num_tokens` tokens, as far as these may be shared."""
+        num_tokens = min(num_tokens, cache.max_shared_tokens)
         for manager, table in zip(self.managers, cache.tables, strict=True):
             manager.publish(table, hashes, num_tokens)
 
@@ -171,7 +206,7 @@ class CacheCoordinator:
         pairs = list(zip(self.managers, cache.tables, strict=True))
         if not all(manager.can_fork(table, length) for manager, table in pairs):
             length = 0
-        child = RequestCache(tuple(manager.fork(table, length) for manager, table in pairs))
+        child = RequestCache(tuple(manager.fork(table, length) for manager, table in pairs), cache.max_shared_tokens)
         child.capacity = length
         return child, length
 
@@ -188,7 +223,7 @@ class CacheCoordinator:
         for pool, tables in zip(self.pools, by_pool, strict=True):
             blocks = tables[0] if len(tables) == 1 else list(chain.from_iterable(zip_longest(*tables, fillvalue=NULL_BLOCK)))
             pool.free(reversed(blocks))
-        cache.capacity = 0
+        cache.capacity = cache.shared_tokens = 0
 
     # the whole
 
@@ -219,8 +254,9 @@ class CacheCoordinator:
         holders: list[Counter[int]] = [Counter() for _ in self.pools]
         for cache in caches:
             for table, pool_id in zip(cache.tables, self._pool_ids, strict=True):
-                holders[pool_id].update(table.blocks[table.num_trimmed :])
-                if any(table.blocks[: table.num_trimmed]) or not all(table.blocks[table.num_trimmed :]):
-                    raise AssertionError(f"null blocks are not exactly the first {table.num_trimmed} of {table.blocks}")
+                held = [block_id for block_id in table.blocks if block_id != NULL_BLOCK]
+                holders[pool_id].update(held)
+                if len(held) != table.num_held:
+                    raise AssertionError(f"{table.num_held} blocks counted in {table.blocks}")
         for pool, expected in zip(self.pools, holders, strict=True):
             pool.check(expected)

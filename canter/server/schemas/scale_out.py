@@ -71,7 +71,8 @@ class RenderedRequest(Struct):
 
 
 class GenerateSampling(GenerationRequest, kw_only=True):
-    """`sampling_params` of a body: the shared fields that sample."""
+    """`sampling_params` of a body: the shared fields that sample. `stop_in_thoughts` false: neither stop strings nor what the answer must
+    obey concern its thoughts; a rendered chat of a model that thinks says so."""
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = NOT_YET | {
         "echo": (False,),
@@ -87,6 +88,7 @@ class GenerateSampling(GenerationRequest, kw_only=True):
 
     logprobs: int | None = None
     detokenize: bool | None = None
+    stop_in_thoughts: bool | None = None
 
 
 class GenerateRequest(Struct, kw_only=True):
