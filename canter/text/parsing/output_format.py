@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from canter.text.parsing.call_tags import WrittenCalls
@@ -107,7 +108,7 @@ class ComposedFormat:
             states |= self._calls.states
             rules += [rule for rule in self._calls.rules if not rule.needs_calls or options.tool_choice != "none"]
         if thinks and self._thoughts is not None:
-            states |= self._thoughts.states
+            states |= self._thoughts.all_states(content)
             rules += self._thoughts.all_rules(content)
         for name, state in states.items():
             if state.on_text is not None and states[state.on_text].kind in ("content", "reasoning"):
@@ -156,4 +157,4 @@ class ComposedFormat:
 
 def _inherited(rules: Sequence[Rule], name: str, parent: str) -> list[Rule]:
     """A state that text may leave for another knows that one's markers, as far as it gives them no meaning of its own."""
-    return [Rule(name, rule.literal, rule.target, rule.keeps) for rule in rules if parent in rule.sources.split()]
+    return [replace(rule, sources=name) for rule in rules if parent in rule.sources.split()]
