@@ -7,7 +7,6 @@ tokens of streams, alone, beside as many free requests as there are schemas, and
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
@@ -154,13 +153,12 @@ async def _stream(http: httpx.AsyncClient, prompt: Sequence[int], gaps: list[flo
         async with http.stream("POST", "/completions", json=body) as response:
             response.raise_for_status()
             last = None
-            async with contextlib.aclosing(response.aiter_lines()) as lines:
-                async for line in lines:
-                    if line.startswith("data: {"):
-                        now = time.perf_counter()
-                        if last is not None:
-                            gaps.append(now - last)
-                        last = now
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    now = time.perf_counter()
+                    if last is not None:
+                        gaps.append(now - last)
+                    last = now
 
 
 def report_gaps(gaps: dict[str, list[float]], report: Report) -> None:
