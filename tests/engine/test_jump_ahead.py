@@ -106,13 +106,16 @@ def expected(model: Path) -> dict[str, Result]:
         assert core.stats().num_accepted_drafts == 0
         core.shutdown()
     assert sum(len(result.token_ids) for result in found.values()) > 2000
+    assert sum(result.error is not None for result in found.values()) < 10
     return found
 
 
 def assert_same(found: dict[str, Result], expected: dict[str, Result]) -> None:
     for name, result in found.items():
         want = expected[name]
-        assert result.error is None and want.error is None, (name, result.error, want.error)
+        assert result.error == want.error, name
+        if want.error is not None:  # bad words and a grammar that leave nothing: what the failed step brought is lost either way
+            continue
         assert result.token_ids == want.token_ids, name
         assert (result.finish_reason, result.stop_reason) == (want.finish_reason, want.stop_reason), name
         assert [(e.token_ids, e.rank) for e in result.logprobs] == [(e.token_ids, e.rank) for e in want.logprobs], name
@@ -201,6 +204,7 @@ def test_forced_tokens_are_those_whose_masks_hold_no_other() -> None:
             num_forced += len(forced)
             matcher.fill(mask)
             allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+            allowed = [token for token in allowed if token != EOS]
             if not allowed or (matcher.may_end and rng.random() < 0.3):
                 break
             assert matcher.accept([rng.choice(allowed)]) == 1

@@ -71,7 +71,9 @@ class Bench:
         self.compiler = GrammarCompiler(lambda: self.tokenizer.vocabulary(self.size, [self.eos]))
         written = found.written_calls
         assert written is not None
-        self.trigger = self.tokenizer.encode(written.trigger, add_special_tokens=False)
+        # What random tokens would hardly ever come to.
+        texts = [written.trigger, written.arguments.after if written.arguments is not None else '"']
+        self.turns = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
     def options(self, tools: tuple[Tool, ...] = TOOLS, parallel: bool = True) -> ParseOptions:
         return ParseOptions(tools=tools, tool_choice="auto", parallel_tool_calls=parallel)
@@ -88,17 +90,17 @@ class Bench:
         matcher = self.compiler.get(wanted).matcher()
         mask = np.zeros(mask_width(self.size), np.int32)
         output: list[int] = []
-        for _ in range(600):
+        for step in range(3000):
             matcher.fill(mask)
             allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
-            if not allowed or (matcher.may_end and rng.random() < 0.15):
+            if not allowed or (matcher.may_end and (step > 150 or rng.random() < 0.15)):
                 break
-            run = [rng.choice(allowed)]
-            if matcher.may_end and rng.random() < 0.2:
-                run = self.trigger
-            for token in run:
-                assert matcher.accept([token]) == 1, (self.tokenizer.decode(output), token)
-            output += run
+            run = rng.choice(self.turns) if rng.random() < 0.3 else [rng.choice(allowed)]
+            taken = matcher.accept(run)
+            if taken < len(run):
+                matcher.rollback(taken)
+            else:
+                output += run
         assert matcher.may_end
         return output
 
@@ -118,7 +120,7 @@ def test_every_call_that_may_be_written_is_read_and_obeys(name: str, parallel: b
         counts.append(len(answer.calls))
         for call in answer.calls:
             assert call.complete and obeys(json.loads(call.arguments), call.name), call
-    assert sum(counts) > 30 and 0 in counts
+    assert sum(counts) > 15 and 0 in counts
     assert max(counts) > 1 if parallel else max(counts) == 1
 
 

@@ -7,7 +7,6 @@ tokens of streams, alone, beside as many free requests as there are schemas, and
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
@@ -31,8 +30,7 @@ EXAMPLES = """\
   canter bench structured ./model.gguf --batch-sizes 1 --schemas 0 --json structured.json
 """
 
-PROMPT_TOKENS = 32
-BESIDE_TOKENS = 32
+PROMPT_TOKENS = 16
 WARM_SECONDS = 1.0
 FIELDS = ("name", "city", "age", "street_address", "is_active", "note", "parent_id", "price_in_euros")
 KINDS: tuple[dict[str, Any], ...] = (
@@ -49,6 +47,7 @@ def build_parser() -> Parser:
     add_number(parser, "--output-len", default=64, doc="Tokens generated for each.", least=2)
     add_number(parser, "--num-iters", default=3, doc="Measured runs of each kind.", least=1)
     add_number(parser, "--schemas", default=50, doc="Requests with a schema of their own that come at once; 0: don't measure streams.")
+    add_number(parser, "--beside-len", default=32, doc="Tokens generated for each of them.", least=1)
     add_number(parser, "--streams", default=4, doc="Streams beside them.", least=1)
     add_number(parser, "--seconds", default=5, doc="How long the streams are watched alone.", least=1)
     add_report_flags(parser)
@@ -65,7 +64,7 @@ def run(namespace: Namespace) -> int:
                 time_decoding(llm, size, namespace.output_len, namespace.num_iters, arguments.seed, report)
     if namespace.schemas:
         with private_server(flag_words(arguments)) as server:
-            gaps = asyncio.run(watch_streams(server.url, namespace.streams, namespace.schemas, namespace.seconds))
+            gaps = asyncio.run(watch_streams(server.url, namespace.streams, namespace.schemas, namespace.beside_len, namespace.seconds))
         report_gaps(gaps, report)
     report.data["engine_flags"] = flag_words(arguments)
     report.finish(namespace.json)
@@ -117,7 +116,7 @@ def time_decoding(llm: canter.LLM, size: int, output_len: int, num_iters: int, s
     report.add(f"batch of {size}, tokens without a step of their own", 100 * share, "%", f"batch_{size}_jump_ahead_percent")
 
 
-async def watch_streams(url: str, num_streams: int, num_schemas: int, seconds: float) -> dict[str, list[float]]:
+async def watch_streams(url: str, num_streams: int, num_schemas: int, beside_len: int, seconds: float) -> dict[str, list[float]]:
     """Gaps in seconds between the tokens of all streams: alone, beside free requests, beside bound ones."""
     found: dict[str, list[float]] = {}
     gaps: list[float] = []
@@ -129,11 +128,11 @@ async def watch_streams(url: str, num_streams: int, num_schemas: int, seconds: f
         gaps.clear()
         await asyncio.sleep(seconds)
         found["alone"] = gaps.copy()
-        for name, schemas in (("free", [None] * num_schemas), ("bound", [schema(i, BESIDE_TOKENS) for i in range(num_schemas)])):
+        for name, schemas in (("free", [None] * num_schemas), ("bound", [schema(i, beside_len) for i in range(num_schemas)])):
             gaps.clear()
             async with asyncio.TaskGroup() as group:
                 for prompt, wanted in zip(prompts, schemas, strict=True):
-                    group.create_task(_complete(http, prompt, wanted))
+                    group.create_task(_complete(http, prompt, beside_len, wanted))
             found[name] = gaps.copy()
         for task in streams:
             task.cancel()
@@ -141,8 +140,8 @@ async def watch_streams(url: str, num_streams: int, num_schemas: int, seconds: f
     return found
 
 
-async def _complete(http: httpx.AsyncClient, prompt: Sequence[int], wanted: dict[str, Any] | None) -> None:
-    body: dict[str, Any] = {"prompt": prompt, "max_tokens": BESIDE_TOKENS, "temperature": 0}
+async def _complete(http: httpx.AsyncClient, prompt: Sequence[int], max_tokens: int, wanted: dict[str, Any] | None) -> None:
+    body: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
     body |= {"ignore_eos": True} if wanted is None else {"structured_outputs": {"json": wanted}}
     (await http.post("/completions", json=body)).raise_for_status()
 
@@ -154,13 +153,12 @@ async def _stream(http: httpx.AsyncClient, prompt: Sequence[int], gaps: list[flo
         async with http.stream("POST", "/completions", json=body) as response:
             response.raise_for_status()
             last = None
-            async with contextlib.aclosing(response.aiter_lines()) as lines:
-                async for line in lines:
-                    if line.startswith("data: {"):
-                        now = time.perf_counter()
-                        if last is not None:
-                            gaps.append(now - last)
-                        last = now
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    now = time.perf_counter()
+                    if last is not None:
+                        gaps.append(now - last)
+                    last = now
 
 
 def report_gaps(gaps: dict[str, list[float]], report: Report) -> None:

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from canter.core.errors import InvalidRequestError
-from canter.text.parsing.args.coercion import types_of
+from canter.text.parsing.args.coercion import resolved, types_of
 from canter.text.parsing.options import Tool
 
 _BOUNDS = ("pattern", "format", "minLength", "maxLength")
-_MAX_REFERENCES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +42,10 @@ class WrittenArguments:
         return found
 
     def _value(self, tool: Tool, name: str, schema: Any) -> dict[str, Any]:
-        schema = _resolved(schema, tool.parameters)
+        schema = resolved(schema, tool.parameters)
         if "string" not in types_of(schema):
             shared = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
-            return {"type": "json_schema", "json_schema": {**shared, **schema}}
+            return {"type": "json_schema", "json_schema": {**shared, **(schema if isinstance(schema, Mapping) else {})}}
         texts = _texts(schema)
         if texts is None:
             if any(key in inner for inner in _alternatives(schema) for key in _BOUNDS):
@@ -57,19 +56,6 @@ class WrittenArguments:
                 )
             return {"type": "any_text", "excludes": list(self.never)}
         return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in texts]}
-
-
-def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """A schema that is nothing but a reference within `root`, followed."""
-    for _ in range(_MAX_REFERENCES):
-        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-        if not isinstance(reference, str) or not reference.startswith("#/"):
-            break
-        place: Any = root
-        for step in reference[2:].split("/"):
-            place = place.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(place, Mapping) else None
-        schema = place
-    return schema
 
 
 def _alternatives(schema: Any) -> list[Mapping[str, Any]]:

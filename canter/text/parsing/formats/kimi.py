@@ -48,7 +48,7 @@ KIMI_K2 = Calls(
         "<|tool_calls_section_begin|>",
         lambda name: f"<|tool_call_begin|>functions.{name}:",
         "<|tool_call_end|>",
-        number=r"\d{1,4}",
+        number="[0-9]{1,4}",
         opening="<|tool_call_argument_begin|>",
         section="<|tool_calls_section_end|>",
     ),
