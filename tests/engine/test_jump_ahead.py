@@ -140,9 +140,7 @@ def test_the_same_tokens_in_company(model: Path, expected: dict[str, Result], as
 
 
 def test_the_same_tokens_after_preemptions_on_a_late_device(model: Path, expected: dict[str, Result]) -> None:
-    core = engine(
-        model, num_gpu_blocks_override=90, max_model_len=100, block_size=4, device=LateDevice(), max_num_seqs=24, max_num_batched_tokens=24
-    )
+    core = engine(model, num_gpu_blocks_override=90, max_model_len=100, block_size=4, device=LateDevice(), max_num_batched_tokens=66)
     assert_same(results(core, requests()), expected)
     assert core.stats().num_preemptions > 0
     check_idle(core)

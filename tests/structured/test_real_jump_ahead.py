@@ -39,7 +39,8 @@ def answers(greedy: bool, **changes: Any) -> tuple[list[Any], int]:
             for request in found
             for o in request.outputs
         ]
-        return said, llm.stats().num_accepted_drafts
+        [saved] = [int(metric.value) for metric in llm.get_metrics() if metric.name == "canter:jump_ahead_tokens"]
+        return said, saved
 
 
 def _shown(position: PositionLogprobs) -> dict[int, tuple[int | None, float]]:
