@@ -169,6 +169,7 @@ class Thoughts:
     `initial`: the state in which content begins, for thoughts that begin without their marker. `prefix`: text that the content begins
     with, though the model didn't write it. `answers`: whether a thought that nothing followed is given as content once more.
     `trims_start`: blank text after a marker belongs to it. `takes_strays` False: a marker that says what is so already is text.
+    `in_prompt`: the markers are several tokens each; they are looked for in prompts, and `rules` say how an output has them.
     `states` and `rules` are for formats where more than two markers belong to thoughts; they may lead to `ANSWER`.
     """
 
@@ -180,6 +181,7 @@ class Thoughts:
     trims_end: bool = True
     trims_start: bool = False
     takes_strays: bool = True
+    in_prompt: bool = False
     initial: str = CONTENT
     prefix: str = ""
     answers: Callable[[ParseOptions], bool] | None = None
@@ -189,6 +191,8 @@ class Thoughts:
     def all_rules(self, content: str) -> tuple[Rule, ...]:
         """Markers switch between content and thought; one that says what is so already is dropped. `content`: the state in which
         content begins."""
+        if self.in_prompt:
+            return self.rules
         rules = list(self.rules)
         opened, answer = (OPENED, ANSWER) if self.trims_start else (REASONING, content)
         rules += [Rule(f"{CONTENT} {content}", literal, opened) for literal in self.starts]

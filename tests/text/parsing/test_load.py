@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from canter.core.errors import ConfigError
@@ -13,7 +15,7 @@ from tests.text.parsing.vocabulary import tiny_tokenizer
 TOKENIZER = tiny_tokenizer()
 
 
-@pytest.mark.parametrize("name", sorted({*TOOL_NAMES, *CALLS}))
+@pytest.mark.parametrize("name", sorted({*TOOL_NAMES, *CALLS} - {"hf"}))
 def test_a_tool_format_is_read_or_refused(name: str) -> None:
     if name in CALLS:
         found = load_format(TOKENIZER, None, name)
@@ -24,7 +26,7 @@ def test_a_tool_format_is_read_or_refused(name: str) -> None:
             load_format(TOKENIZER, None, name)
 
 
-@pytest.mark.parametrize("name", sorted({*REASONING_NAMES, *THOUGHTS}))
+@pytest.mark.parametrize("name", sorted({*REASONING_NAMES, *THOUGHTS} - {"hf"}))
 def test_a_reasoning_format_is_read_or_refused(name: str) -> None:
     if name in THOUGHTS:
         found = load_format(TOKENIZER, None, None, name)
@@ -32,6 +34,11 @@ def test_a_reasoning_format_is_read_or_refused(name: str) -> None:
     else:
         with pytest.raises(ConfigError, match="can't read this format"):
             load_format(TOKENIZER, None, None, name)
+
+
+def test_the_guide_names_every_format() -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "tools.md").read_text(encoding="utf-8")
+    assert not [name for name in (*CALLS, *THOUGHTS) if f"`{name}`" not in guide]
 
 
 def test_a_misspelt_name_meets_its_neighbours() -> None:
@@ -82,7 +89,19 @@ QWEN = "<|im_start|>{{ enable_thinking }}<think>\n<tool_call>"
         ("<|tools_prefix|>[", "apertus", None),
         ("<|START_THINKING|><|START_RESPONSE|><|START_ACTION|>", "cohere_command3", "cohere_command3"),
         ("<|START_THINKING|><|START_TEXT|><|START_ACTION|>", "cohere_command4", "cohere_command4"),
+        ("<tool_calls{{ s }}><tool_call{{ s }}><tool_sep{{ s }}><arg_key{{ s }}>", "hy_v3", "hy_v3"),
+        ('<think><｜tool_calls_begin｜><steptml:invoke name="', "step3", "step3"),
+        ('<function name="f"><param name="p">', "minicpm5", None),
+        ("<start_function_call>call:", "functiongemma", None),
+        ("<assistant><think><tool_call>{{ name }}<arg_key><arg_value>", "poolside_v1", "poolside_v1"),
         ("<|tool_list_start|><|tool_call_start|>", "lfm2", None),
+        ("<tool_calls><tool_call>{{ name }}<tool_sep><arg_key><arg_value>", "hy_v3", "hy_v3"),
+        ('<mm:think>{{ ns_token }}<invoke name="', "minimax_m3", "minimax_m3"),
+        ("<dots_function_call>", "dots", None),
+        ("<|open|>think<|sep|>", "kimi_k3", "kimi_k3"),
+        ("<｜DSML｜ calls>", "deepseek_v41", "deepseek_v41"),
+        ("<tool_calls{{ s }}><tool_call{{ s }}>{{ name }}<arg_key{{ s }}><arg_value{{ s }}>", "hy_v4", "hy_v4"),
+        ("<ifm|tool_calls><ifm|tool_call>", "k2_horizon", "k2_horizon"),
     ],
 )  # fmt: skip
 def test_a_format_is_recognised_from_the_template(template: str, calls: str | None, thoughts: str | None) -> None:
@@ -100,6 +119,21 @@ def test_markers_in_the_vocabulary_tell_of_thoughts() -> None:
 @pytest.mark.parametrize("template", [None, "", "{{ messages }}", "<|im_start|>{{ message.content }}<|im_end|>"])
 def test_a_template_that_tells_nothing(template: str | None) -> None:
     assert load_format(TOKENIZER, template) is None
+
+
+@pytest.mark.parametrize(("calls", "thoughts"), [("hf", None), (None, "hf"), ("hf", "hf"), ("hf", "deepseek_r1")])
+def test_hf_stands_for_what_is_recognised(calls: str | None, thoughts: str | None) -> None:
+    found = load_format(TOKENIZER, QWEN + "<function=x><parameter=y>", calls, thoughts)
+    names = {"calls": "qwen3_coder", "thoughts": "deepseek_r1" if thoughts == "deepseek_r1" else "qwen3"}
+    parts = [f"tool calls as {names['calls']}"] * bool(calls) + [f"thoughts as {names['thoughts']}"] * bool(thoughts)
+    assert found is not None and found.description == " and ".join(parts) + " (as asked for)"
+
+
+def test_hf_is_refused_where_nothing_is_recognised() -> None:
+    with pytest.raises(ConfigError, match="--tool-call-parser hf: the chat template tells of no tool calls"):
+        load_format(TOKENIZER, "{{ messages }}", "hf")
+    with pytest.raises(ConfigError, match="--reasoning-parser hf: the chat template tells of no thoughts"):
+        load_format(TOKENIZER, "<dots_function_call>", "hf", "hf")
 
 
 def test_a_name_decides_alone() -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from canter.text.parsing.args import json_text
+from canter.text.parsing.args.brace_body import BraceArguments
+from canter.text.parsing.args.element_body import ElementArguments
 from canter.text.parsing.args.tagged import TaggedArguments
 from canter.text.parsing.events import CallArguments, CallEnd, CallStart, ContentText, Event, ReasoningText
 from canter.text.parsing.load import load_format, plain_format
@@ -216,6 +218,11 @@ def test_40816_text_before_a_thought_is_content() -> None:
 
 FILLER = 'if (a < b) { return \\"x > y\\"; } // [1, 2]\\n' * 5000  # 200 kB and more, with what could begin markers
 
+STEP = "<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜>"
+HY3 = "<tool_calls:opensource><tool_call:opensource>f<tool_sep:opensource>"
+K3 = '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|>'
+M3 = "]<]minimax[>["
+
 
 def _count_characters(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, counts: list[int]) -> None:
     original = getattr(owner, name)
@@ -236,6 +243,17 @@ def _count_characters(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, co
         ("glm45", "<tool_call>f<arg_key>text</arg_key><arg_value>", "</arg_value></tool_call>", False),
         ("mistral", '[TOOL_CALLS]f{"text": "', '"}', True),
         ("gemma4", '<|tool_call>call:f{text:<|"|>', '<|"|>}<tool_call|>', False),
+        ("functiongemma", "<start_function_call>call:f{text:<escape>", "<escape>}<end_function_call>", False),
+        ("granite", '<|tool_call|>[{"name": "f", "arguments": {"text": "', '"}}]', True),
+        ("cohere_command4", '<|START_ACTION|>[{"tool_name": "f", "parameters": {"text": "', '"}}]<|END_ACTION|>', True),
+        ("apertus", '<|tools_prefix|>[{"f": {"text": "', '"}}]<|tools_suffix|>', True),
+        ("dots", '<dots_function_call><invoke name="f"><parameter name="text">', "\n</parameter></invoke></dots_function_call>", False),
+        ("step3", f'{STEP}<steptml:invoke name="f"><steptml:parameter name="text">', "\n</steptml:parameter></steptml:invoke>", False),
+        ("minicpm5", '<function name="f"><param name="text"><![CDATA[', "]]></param></function>", False),
+        ("hy_v3", f"{HY3}<arg_key:opensource>text</arg_key:opensource><arg_value:opensource>", "</arg_value:opensource>", False),
+        ("kimi_k3", f'{K3}<|open|>argument key="text" type="string"<|sep|>', "<|close|>argument<|sep|><|close|>call<|sep|>", False),
+        ("minimax_m3", f'{M3}<tool_call>{M3}<invoke name="f">{M3}<text>', f"{M3}</text>{M3}</invoke>{M3}</tool_call>", False),
+        ("minimax_m3", f'{M3}<tool_call>{M3}<invoke name="f">{M3}<other>', f"{M3}</other>{M3}</invoke>{M3}</tool_call>", False),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("size", [4, 1_000_000])
@@ -249,10 +267,12 @@ def test_200_kb_of_arguments_in_linear_work(
     _count_characters(monkeypatch, Machine, "_take", taken)
     _count_characters(monkeypatch, json_text.JsonText, "feed", written)
     _count_characters(monkeypatch, TaggedArguments, "feed", written)
+    _count_characters(monkeypatch, BraceArguments, "feed", written)
+    _count_characters(monkeypatch, ElementArguments, "feed", written)
     value = json.loads(f'"{FILLER}"')
     text = head + (FILLER if escaped else value) + tail
     said = text_only(calls, [text[at : at + size] for at in range(0, len(text), size)])
-    assert json.loads(said[0]["raw"]) == {"text": value}
+    assert list(json.loads(said[0]["raw"]).values()) == [value]
     assert len(FILLER) > 200_000
     num_deltas = len(text) // size + 1
     for counts in (lexed, taken, written):

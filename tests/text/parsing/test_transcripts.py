@@ -46,11 +46,11 @@ def lagging(pieces: list[tuple[str, int]], lags: Sequence[int]) -> list[Delta]:
 
 
 def test_every_format_has_transcripts() -> None:
-    assert {transcript.calls for transcript in ALL} - {None} >= _distinct(CALLS)
-    assert {transcript.thoughts for transcript in ALL} - {None} >= _distinct(THOUGHTS)
+    assert {transcript.calls for transcript in ALL} - {None} >= distinct(CALLS)
+    assert {transcript.thoughts for transcript in ALL} - {None} >= distinct(THOUGHTS)
 
 
-def _distinct(formats: dict[str, Any]) -> set[str]:
+def distinct(formats: dict[str, Any]) -> set[str]:
     """Names but aliases of one and the same format."""
     return {name for number, (name, item) in enumerate(formats.items()) if not any(item is o for o in list(formats.values())[:number])}
 

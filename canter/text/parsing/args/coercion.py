@@ -36,6 +36,11 @@ def is_text(schema: object) -> bool:
     return types_of(schema) == {"string"}
 
 
+def is_declared_text(schema: object) -> bool:
+    """Whether the schema says so itself, instead of saying nothing."""
+    return _named_types(schema, 0) == {"string"}
+
+
 def coerce_text(text: str, schema: object) -> Any:
     """The value that a text stands for: the first of null, integer, number, boolean, object or array, string that the schema
     allows and the text can be; what is written wrong stays text."""

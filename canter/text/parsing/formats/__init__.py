@@ -7,18 +7,25 @@ from collections.abc import Callable
 from canter.text.parsing.format import Calls, Detection, Family, Thoughts
 from canter.text.parsing.formats import (
     deepseek,
+    dots,
     dsml,
     gemma4,
     glm,
     harmony,
     hermes,
+    hunyuan3,
     json_calls,
+    k2_horizon,
     kimi,
+    kimi_k3,
     llama,
+    minicpm,
     minimax_m2,
+    minimax_m3,
     mistral,
     pythonic,
     qwen3,
+    step,
     think,
 )
 from canter.text.tokenizer import Tokenizer
@@ -38,6 +45,13 @@ FAMILIES: tuple[Family, ...] = (
     gemma4.FAMILY,
     pythonic.FAMILY,
     json_calls.FAMILY,
+    hunyuan3.FAMILY,
+    step.FAMILY,
+    minicpm.FAMILY,
+    minimax_m3.FAMILY,
+    dots.FAMILY,
+    kimi_k3.FAMILY,
+    k2_horizon.FAMILY,
 )
 
 CALLS: dict[str, Calls | Callable[[Tokenizer], Calls]] = {

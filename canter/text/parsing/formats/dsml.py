@@ -1,16 +1,21 @@
-"""DeepSeek V3.2 and V4: DSML, elements whose names carry a token, with each value's type in an attribute."""
+"""DeepSeek V3.2 to V4.1: DSML, elements whose names carry a token, with each value's type in an attribute."""
 
 from __future__ import annotations
 
 from canter.text.parsing.format import GAP, KEY, NAME, SKIP, Calls, Detection, Family, Rule, State, Thoughts, off_unless_on
 from canter.text.parsing.options import ParseOptions
 
-_INVOKE, _INVOKE_END = '<｜DSML｜invoke name="', "</｜DSML｜invoke>"
-_PARAMETER, _PARAMETER_END = '<｜DSML｜parameter name="', "</｜DSML｜parameter>"
+_TOKEN = "｜DSML｜"
 
 
-def _dsml(wrapper: str) -> Calls:
-    start, end = f"<｜DSML｜{wrapper}>", f"</｜DSML｜{wrapper}>"
+def _dsml(wrapper: str, blank: str = "") -> Calls:
+    """`blank`: what stands between the token and an element's name."""
+
+    def element(name: str) -> tuple[str, str]:
+        return f'<{_TOKEN}{blank}{name} name="', f"</{_TOKEN}{blank}{name}>"
+
+    start, end = f"<{_TOKEN}{blank}{wrapper}>", f"</{_TOKEN}{blank}{wrapper}>"
+    (invoke, invoke_end), (parameter, parameter_end) = element("invoke"), element("parameter")
     return Calls(
         states={
             "PREAMBLE": SKIP,
@@ -24,16 +29,17 @@ def _dsml(wrapper: str) -> Calls:
         },
         rules=(
             Rule("CONTENT REASONING BETWEEN", start, "PREAMBLE"),
-            Rule("PREAMBLE BETWEEN PARAMETERS", _INVOKE, "NAME"),
+            Rule("PREAMBLE BETWEEN PARAMETERS", invoke, "NAME"),
             Rule("NAME", '">', "PARAMETERS"),
-            Rule("PARAMETERS TEXT JSON VALUE", _PARAMETER, "KEY"),
+            Rule("PARAMETERS TEXT JSON VALUE", parameter, "KEY"),
             Rule("KEY", '" string="true">', "TEXT"),
             Rule("KEY", '" string="false">', "JSON"),
             Rule("KEY", '">', "VALUE"),
-            Rule("TEXT JSON VALUE", _PARAMETER_END, "PARAMETERS"),
-            Rule("PARAMETERS TEXT JSON VALUE", _INVOKE_END, "BETWEEN"),
+            Rule("TEXT JSON VALUE", parameter_end, "PARAMETERS"),
+            Rule("PARAMETERS TEXT JSON VALUE", invoke_end, "BETWEEN"),
             Rule("PREAMBLE BETWEEN PARAMETERS TEXT JSON VALUE CONTENT", end, "CONTENT"),
         ),
+        preserved=(_TOKEN,),
     )
 
 
@@ -47,12 +53,15 @@ def _v4_thinks(options: ParseOptions) -> bool:
 
 V32 = _dsml("function_calls")
 V4 = _dsml("tool_calls")
+V41 = _dsml("calls", blank=" ")
+V4_THOUGHTS = Thoughts(enabled=_v4_thinks)
 
 FAMILY = Family(
-    calls={"deepseek_v32": V32, "deepseek_v4": V4},
-    thoughts={"deepseek_v4": Thoughts(enabled=_v4_thinks)},
+    calls={"deepseek_v32": V32, "deepseek_v4": V4, "deepseek_v41": V41},
+    thoughts={"deepseek_v4": V4_THOUGHTS, "deepseek_v41": V4_THOUGHTS},
     detect=(
         Detection(calls="deepseek_v32", thoughts="deepseek_v3", template=("｜DSML｜", "function_calls")),
         Detection(calls="deepseek_v4", thoughts="deepseek_v4", template=("｜DSML｜", "tool_calls"), without=("function_calls",)),
+        Detection(calls="deepseek_v41", thoughts="deepseek_v41", template=("｜DSML｜ calls",), weight=1),
     ),
 )

@@ -1,20 +1,28 @@
-"""Gemma 4: thoughts in a channel, calls in a syntax of their own."""
+"""Gemma 4 and FunctionGemma: calls in a syntax of their own; thoughts in a channel."""
 
 from __future__ import annotations
+
+from functools import partial
 
 from canter.text.parsing.args.brace_body import BraceArguments
 from canter.text.parsing.format import CONTENT, NAME, REASONING, SKIP, Calls, Detection, Family, Rule, State, Thoughts, never
 
-GEMMA4 = Calls(
-    states={"PREAMBLE": SKIP, "NAME": NAME, "ARGUMENTS": State("body", body=BraceArguments)},
-    rules=(
-        Rule("CONTENT REASONING ARGUMENTS", "<|tool_call>", "PREAMBLE"),
-        Rule("PREAMBLE", "call:", "NAME"),
-        Rule("NAME", "{", "ARGUMENTS", keeps=True),
-        Rule("PREAMBLE ARGUMENTS CONTENT", "<tool_call|>", "CONTENT"),
-    ),
-    preserved=('<|"|>',),
-)
+
+def _brace_calls(start: str, end: str, quote: str) -> Calls:
+    return Calls(
+        states={"PREAMBLE": SKIP, "NAME": NAME, "ARGUMENTS": State("body", body=partial(BraceArguments, quote=quote))},
+        rules=(
+            Rule("CONTENT REASONING ARGUMENTS", start, "PREAMBLE"),
+            Rule("PREAMBLE", "call:", "NAME"),
+            Rule("NAME", "{", "ARGUMENTS", keeps=True),
+            Rule("PREAMBLE ARGUMENTS CONTENT", end, "CONTENT"),
+        ),
+        preserved=(quote,),
+    )
+
+
+GEMMA4 = _brace_calls("<|tool_call>", "<tool_call|>", '<|"|>')
+FUNCTION_GEMMA = _brace_calls("<start_function_call>", "<end_function_call>", "<escape>")
 
 # The channel's name is the first line of the thought. Models forget its marker at the very beginning.
 _THOUGHTS = Thoughts(
@@ -33,7 +41,10 @@ _THOUGHTS = Thoughts(
 )
 
 FAMILY = Family(
-    calls={"gemma4": GEMMA4},
+    calls={"gemma4": GEMMA4, "functiongemma": FUNCTION_GEMMA},
     thoughts={"gemma4": _THOUGHTS},
-    detect=(Detection(calls="gemma4", thoughts="gemma4", template=("<|tool_call>", "<|channel>")),),
+    detect=(
+        Detection(calls="gemma4", thoughts="gemma4", template=("<|tool_call>", "<|channel>")),
+        Detection(calls="functiongemma", template=("<start_function_call>",)),
+    ),
 )

@@ -1,9 +1,25 @@
-"""GLM-4.5 to GLM-5: a name, then keys and values between tokens of their own."""
+"""GLM-4.5 to GLM-5, Poolside, Ling 3: a name, then keys and values between tokens of their own."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from canter.text.parsing.call_tags import WrittenArguments, WrittenCalls
-from canter.text.parsing.format import GAP, KEY, NAME, VALUE, Calls, Detection, Family, Rule, Thoughts, on_unless_off
+from canter.text.parsing.format import (
+    GAP,
+    KEY,
+    NAME,
+    VALUE,
+    Calls,
+    Detection,
+    Family,
+    Named,
+    Rule,
+    Thoughts,
+    on_unless_off,
+    plain_name,
+)  # fmt: skip
+from canter.text.parsing.formats.kimi import thinks
 
 GLM = Calls(
     states={"NAME": NAME, "ARGUMENTS": GAP, "KEY": KEY, "VALUE": VALUE},
@@ -28,9 +44,22 @@ GLM = Calls(
     ),
 )
 THOUGHTS = Thoughts(enabled=on_unless_off("enable_thinking"))
+# Poolside's models open their thoughts themselves where the prompt doesn't.
+POOLSIDE_THOUGHTS = replace(THOUGHTS, needs_opening=True)
+
+
+def _read_name(text: str) -> Named | None:
+    r"""A name, after which Ling writes a line break, or the two characters `\n`, or nothing."""
+    return plain_name(text.strip().removesuffix("\\n"))
+
+
+LING3 = replace(GLM, states={**GLM.states, "NAME": replace(NAME, read_name=_read_name)})
 
 FAMILY = Family(
-    calls={"glm45": GLM, "glm47": GLM},
-    thoughts={"glm45": THOUGHTS, "glm47": THOUGHTS},
-    detect=(Detection(calls="glm45", thoughts="glm45", template=("<tool_call>", "<arg_key>", "<arg_value>")),),
+    calls={"glm45": GLM, "glm47": GLM, "poolside_v1": GLM, "ling3": LING3},
+    thoughts={"glm45": THOUGHTS, "glm47": THOUGHTS, "poolside_v1": POOLSIDE_THOUGHTS, "ling3": Thoughts(enabled=thinks)},
+    detect=(
+        Detection(calls="glm45", thoughts="glm45", template=("<tool_call>", "<arg_key>", "<arg_value>")),
+        Detection(calls="poolside_v1", thoughts="poolside_v1", template=("<tool_call>", "<arg_key>", "<arg_value>", "<assistant>")),
+    ),
 )

@@ -47,6 +47,9 @@ INTERNLM = Calls(
     ),
 )
 
+# In a thought, the model only talks of its calls.
+HUNYUAN = _between("<tool_calls>", "</tool_calls>", sources="CONTENT")
+
 # A list that begins the answer or follows the thought, bare or fenced; or one that is marked in the way of another family.
 XLAM = Calls(
     states={"START": _START, "AFTER": State("skip", on_text="START"), "CALLS": _BODY, "UNMARKED": _UNMARKED, "FENCE": SKIP},
@@ -114,8 +117,8 @@ FAMILY = Family(
         "internlm": INTERNLM,
         "jamba": _between("<tool_calls>", "</tool_calls>"),
         "xlam": XLAM,
-        # In a thought, the model only talks of its calls.
-        "hunyuan_a13b": _between("<tool_calls>", "</tool_calls>", sources="CONTENT"),
+        "hunyuan_a13b": HUNYUAN,
+        "minimax": HUNYUAN,  # MiniMax M1
         "ernie45": HERMES,
         "gigachat3": GIGACHAT3,
         "apertus": _between("<|tools_prefix|>", "<|tools_suffix|>", body=_APERTUS_BODY),

@@ -20,8 +20,8 @@ def read_header(text: str) -> Named | None:
     return Named(match[1], header) if match else None
 
 
-def _thinks(options: ParseOptions) -> bool:
-    """Off when the template's variables say so and none says otherwise."""
+def thinks(options: ParseOptions) -> bool:
+    """Whether the model thinks: off when the template's variables say so and none says otherwise."""
     given = [on for on in (kwarg(options, "thinking"), kwarg(options, "enable_thinking")) if on is not None]
     return any(given) or not given
 
@@ -56,7 +56,7 @@ KIMI_K2 = Calls(
 
 FAMILY = Family(
     calls={"kimi_k2": KIMI_K2},
-    thoughts={"kimi_k2": Thoughts(enabled=_thinks)},
+    thoughts={"kimi_k2": Thoughts(enabled=thinks)},
     detect=(
         Detection(calls="kimi_k2", template=("<|tool_calls_section_begin|>",)),
         Detection(calls="kimi_k2", thoughts="kimi_k2", template=("<|tool_calls_section_begin|>", "<think>")),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from canter.text.parsing.call_tags import WrittenArguments, WrittenCalls
 from canter.text.parsing.format import GAP, KEY, NAME, SKIP, Calls, Detection, Family, Rule, State, Thoughts, never
 
-_INVOKE = ('<invoke name="', "<invoke name='", "<invoke name=")
-_PARAMETER = ('<parameter name="', "<parameter name='", "<parameter name=")
-_CLOSE = ('">', "'>", ">")
+# The three ways to quote, the longest first: the names of a function and of a parameter, and the end of either.
+INVOKE = ('<invoke name="', "<invoke name='", "<invoke name=")
+PARAMETER = ('<parameter name="', "<parameter name='", "<parameter name=")
+CLOSE = ('">', "'>", ">")
 _START, _END = "<minimax:tool_call>", "</minimax:tool_call>"
 
 MINIMAX_M2 = Calls(
@@ -21,10 +22,10 @@ MINIMAX_M2 = Calls(
     },
     rules=(
         Rule("CONTENT REASONING BETWEEN PARAMETERS VALUE", _START, "PREAMBLE"),
-        *(Rule("CONTENT PREAMBLE BETWEEN PARAMETERS", invoke, "NAME") for invoke in _INVOKE),
-        *(Rule("NAME", close, "PARAMETERS") for close in _CLOSE),
-        *(Rule("PARAMETERS VALUE", parameter, "KEY") for parameter in _PARAMETER),
-        *(Rule("KEY", close, "VALUE") for close in _CLOSE),
+        *(Rule("CONTENT PREAMBLE BETWEEN PARAMETERS", invoke, "NAME") for invoke in INVOKE),
+        *(Rule("NAME", close, "PARAMETERS") for close in CLOSE),
+        *(Rule("PARAMETERS VALUE", parameter, "KEY") for parameter in PARAMETER),
+        *(Rule("KEY", close, "VALUE") for close in CLOSE),
         Rule("VALUE", "</parameter>", "PARAMETERS"),
         Rule("NAME PARAMETERS VALUE", "</invoke>", "BETWEEN"),
         Rule("PREAMBLE BETWEEN PARAMETERS VALUE CONTENT", _END, "CONTENT"),
@@ -41,7 +42,7 @@ MINIMAX_M2 = Calls(
 )
 
 FAMILY = Family(
-    calls={"minimax_m2": MINIMAX_M2, "minimax": MINIMAX_M2},
+    calls={"minimax_m2": MINIMAX_M2},
     thoughts={
         "minimax_m2": Thoughts(),
         # Thoughts stay in the content; the marker that the prompt has written is put back before them.

@@ -7,8 +7,11 @@ from canter.text.parsing.format import GAP, KEY, NAME, SKIP, Calls, Detection, F
 from canter.text.parsing.options import ParseOptions
 
 
-def xml_calls(start: str, end: str) -> Calls:
-    """`<function=NAME><parameter=KEY>VALUE</parameter></function>` between markers, which may be missing before a function."""
+def xml_calls(start: str, end: str, separators: str = "=") -> Calls:
+    """`<function=NAME><parameter=KEY>VALUE</parameter></function>` between markers, which may be missing before a function.
+
+    `separators`: what may stand between an element and its name; only the equal sign tells a function that has no marker before it.
+    """
     return Calls(
         states={
             "PREAMBLE": SKIP,
@@ -20,10 +23,11 @@ def xml_calls(start: str, end: str) -> Calls:
         },
         rules=(
             Rule("CONTENT REASONING BETWEEN PARAMETERS VALUE", start, "PREAMBLE"),
-            Rule("CONTENT PREAMBLE BETWEEN PARAMETERS", "<function=", "NAME"),
+            Rule("CONTENT", "<function=", "NAME"),
+            *(Rule("PREAMBLE BETWEEN PARAMETERS", f"<function{separator}", "NAME") for separator in separators),
             Rule("NAME", ">", "PARAMETERS"),
             Rule("NAME PARAMETERS VALUE", "</function>", "BETWEEN"),
-            Rule("PARAMETERS VALUE", "<parameter=", "KEY"),
+            *(Rule("PARAMETERS VALUE", f"<parameter{separator}", "KEY") for separator in separators),
             Rule("KEY", ">", "VALUE"),
             Rule("VALUE", "</parameter>", "PARAMETERS"),
             Rule("PREAMBLE BETWEEN PARAMETERS VALUE CONTENT", end, "CONTENT"),
