@@ -25,8 +25,18 @@ struct SoftcapArgs {
     float cap;
 };
 
-// silu(x), relu(x)^2, x * factors[column], x * sigmoid(y), x * silu(y), a x + b y.
-enum class Pointwise : int { silu = 0, relu_squared = 1, scale_columns = 2, sigmoid_mul = 3, silu_mul = 4, weighted_sum = 5 };
+// silu(x), relu(x)^2, x * factors[column], x * sigmoid(y), x * silu(y), a x + b y, GELU of x by tanh and by erf, x * GELU of y by tanh.
+enum class Pointwise : int {
+    silu = 0,
+    relu_squared = 1,
+    scale_columns = 2,
+    sigmoid_mul = 3,
+    silu_mul = 4,
+    weighted_sum = 5,
+    gelu_tanh = 6,
+    gelu = 7,
+    gelu_tanh_mul = 8,
+};
 
 struct PointwiseArgs {
     const void* x;  // [T, width], rows x_stride elements apart

@@ -36,6 +36,7 @@ def register() -> None:
     register_packer(packed)
     for fn in (
         dense.linear,
+        dense.known_ids,
         dense.embedding,
         dense.rms_norm,
         dense.add_rms_norm,
@@ -47,6 +48,14 @@ def register() -> None:
         dense.sigmoid_mul,
         dense.silu_mul,
         dense.weighted_sum,
+        dense.gelu,
+        dense.gelu_tanh,
+        dense.gelu_tanh_mul,
+        dense.layer_norm,
+        dense.sparse_relu,
+        dense.mix_streams,
+        dense.add_to_streams,
+        dense.match_streams,
         dense.softcap,
         attention.rotary,
         attention.write_kv,

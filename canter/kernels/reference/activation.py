@@ -45,6 +45,21 @@ def silu_mul(x: Tensor, gate: Tensor) -> Tensor:
     return (x.float() * functional.silu(gate.float())).to(x.dtype)
 
 
+def gelu(x: Tensor) -> Tensor:
+    """`x Phi(x)` of `x[T, N]`, Phi being the normal distribution."""
+    return functional.gelu(x.double()).to(x.dtype)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """The tanh form of GELU of `x[T, N]`."""
+    return functional.gelu(x.double(), approximate="tanh").to(x.dtype)
+
+
+def gelu_tanh_mul(x: Tensor, gate: Tensor) -> Tensor:
+    """`x * gelu(gate)` of two `[T, N]`, with the tanh form of GELU."""
+    return (x.double() * functional.gelu(gate.double(), approximate="tanh")).to(x.dtype)
+
+
 def weighted_sum(x: Tensor, y: Tensor, a: float, b: float) -> Tensor:
     """`a x + b y` of two `[T, N]`."""
     return (x.float() * a + y.float() * b).to(x.dtype)
