@@ -31,6 +31,29 @@ _ROWS = (
     RegistryRow("Gemma2ForCausalLM", "Gemma 2", "canter.models.gemma", "Gemma2ForCausalLM"),
     RegistryRow("Gemma3ForCausalLM", "Gemma 3", "canter.models.gemma", "Gemma3ForCausalLM"),
     RegistryRow("Gemma3ForConditionalGeneration", "Gemma 3 (text only)", "canter.models.gemma", "Gemma3ForConditionalGeneration"),
+    RegistryRow("Gemma3nForCausalLM", "Gemma 3n", "canter.models.gemma3n", "Gemma3nForCausalLM"),
+    RegistryRow("Gemma3nForConditionalGeneration", "Gemma 3n (text only)", "canter.models.gemma3n", "Gemma3nForConditionalGeneration"),
+    RegistryRow("Gemma4ForCausalLM", "Gemma 4 (no experts yet)", "canter.models.gemma4", "Gemma4ForCausalLM"),
+    RegistryRow(
+        "Gemma4ForConditionalGeneration", "Gemma 4 (text only, no experts yet)", "canter.models.gemma4", "Gemma4ForConditionalGeneration"
+    ),
+    RegistryRow("GptOssForCausalLM", "gpt-oss (no experts yet)", "canter.models.gpt_oss", "GptOssForCausalLM"),
+    RegistryRow("Llama4ForCausalLM", "Llama 4 (no experts yet)", "canter.models.llama4", "Llama4ForCausalLM"),
+    RegistryRow(
+        "Llama4ForConditionalGeneration", "Llama 4 (text only, no experts yet)", "canter.models.llama4", "Llama4ForConditionalGeneration"
+    ),
+    RegistryRow("MptForCausalLM", "MPT", "canter.models.mpt", "MptForCausalLM"),
+    RegistryRow("MPTForCausalLM", "MPT", "canter.models.mpt", "MptForCausalLM"),
+    RegistryRow("BloomForCausalLM", "BLOOM", "canter.models.bloom", "BloomForCausalLM"),
+    RegistryRow(
+        "UnlimitedOCRForCausalLM", "Unlimited-OCR (text only, no experts yet)", "canter.models.unlimited_ocr", "UnlimitedOCRForCausalLM"
+    ),
+    RegistryRow(
+        "UnlimitedOcrForConditionalGeneration",
+        "Unlimited-OCR (text only, no experts yet)",
+        "canter.models.unlimited_ocr",
+        "UnlimitedOcrForConditionalGeneration",
+    ),
     RegistryRow("Phi3ForCausalLM", "Phi-3, Phi-3.5, Phi-4", "canter.models.phi3", "Phi3ForCausalLM"),
 )
 

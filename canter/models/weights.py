@@ -38,7 +38,7 @@ _LOOKUP: set[Use] = {"lookup"}
 class Rule:
     """Checkpoint tensor `source` fills parameter `target`, or one `part` of it; `{i}` in both stands for the layer.
 
-    `tied`: when the model has no such parameter, because another lends its weights, the tensor is passed over; without
+    `tied`: when the model has no such parameter or part, because another lends its weights, the tensor is passed over; without
     it such a tensor is an error. `parts`: the tensor holds the rows of several parts, one part after the other, or where `grouped`
     those of each of the parameter's groups together. `transform`: what a dense parameter is of the stored tensor, in float32.
     """
@@ -359,6 +359,8 @@ def _expand(parameters: Mapping[str, Parameter | Matrix], weights: WeightMap, nu
     covered: set[tuple[str, str | None]] = set()
     for source, target, rule in _unrolled(weights.rules, num_layers):
         parameter = parameters.get(target)
+        if parameter is not None and rule.part is not None and rule.part not in parameter.parts:
+            parameter = None
         if parameter is not None and rule.parts:
             slots[source] = [_Slot(source, parameter, part, rule) for part in rule.parts]
             covered.update((target, part) for part in rule.parts)
