@@ -52,8 +52,9 @@ SPARE_TASKS = 4
 MAX_PROBLEMS = 20
 MAX_POINTS = 400
 MB = 1e6
-FLAGS = ("--kv-cache-memory-bytes", "192M", "--max-model-len", "2048", "--responses-store-size", "64", "--enable-dev-mode",
-         "--enable-server-load-tracking", "--served-model-name", "soak")  # fmt: skip
+FLAGS = ("--kv-cache-memory-bytes", "96M", "--max-model-len", "2048", "--responses-store-size", "64", "--enable-dev-mode",
+         "--enable-server-load-tracking", "--served-model-name", "soak", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3",
+         "--structured-outputs-config", '{"enable_in_reasoning": true}')  # fmt: skip
 FIGURES = ("seconds", "concurrency", "ids", "tokens", "preemptions", "prefix_hits", "blocks", "free_blocks", "descriptors_start",
            "descriptors_end", "tasks_start", "tasks_end", "loop_lag_max_ms")  # fmt: skip
 _ERRORS = re.compile(r"\b(ERROR|CRITICAL|Traceback)\b|was never retrieved|was never awaited|Task was destroyed")

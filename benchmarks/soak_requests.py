@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -255,6 +256,200 @@ async def tokenize(session: Session, rng: random.Random) -> None:
     session.same(f"the text of {topic}", text["prompt"])
 
 
+# --- tools, thoughts, constraints -------------------------------------------------------------------------------------
+
+FORECAST: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+FUNCTION = {"name": "forecast", "description": "The weather of the next days.", "parameters": FORECAST}
+TOOLS = [{"type": "function", "function": FUNCTION}]
+NAMED = {"type": "function", "function": {"name": "forecast"}}
+THOUGHT = "<think>[a-z ]{4,30}</think>"
+CALL = '<tool_call>\\{"name": "forecast", "arguments": \\{"city": "[A-Z][a-z]{2,9}", "days": [1-9]\\}\\}</tool_call>'
+"""What a small model would hardly write by itself: a grammar makes it, and the parser must then find it. The soak's server is told to
+apply grammars to thoughts, and how they and calls are written."""
+ENOUGH = 150
+"""Tokens for nearly every output that ends by itself; for the others the end is `length`."""
+
+
+@dataclass
+class Said:
+    """An answer of the chat route, whole or as the sum of its chunks."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    finish: str = ""
+    tokens: int = 0
+
+
+async def _say(session: Session, body: dict[str, Any], streamed: bool) -> Said:
+    """A chat whose one choice ends where it ends."""
+    body = {"model": session.model, "max_tokens": ENOUGH, "return_token_ids": True, **body}
+    if not streamed:
+        answer = await session.post("/v1/chat/completions", body)
+        session.take_id(answer["id"])
+        [choice] = answer["choices"]
+        message, used = choice["message"], answer["usage"]
+        calls = [{"id": call["id"], **call["function"]} for call in message["tool_calls"]]
+        said = Said(message["content"] or "", message["reasoning"] or "", calls, choice["finish_reason"], len(choice["token_ids"]))
+    else:
+        events = await session.stream("/v1/chat/completions", body | STREAMED)
+        expect(bool(events) and events[-1][1] == "[DONE]", "the stream has no end", events[-1:])
+        chunks = [data for _, data in events[:-1]]
+        expect(all("error" not in chunk for chunk in chunks), "an error in the stream", chunks[-1:])
+        session.take_id(chunks[0]["id"])
+        said, used = _sum(chunks[:-1]), chunks[-1]["usage"]
+    check_usage(used, said.tokens)
+    for call in said.calls:
+        session.take_id(call["id"])
+    return said
+
+
+def _sum(chunks: list[Any]) -> Said:
+    said = Said()
+    for chunk in chunks:
+        [choice] = chunk["choices"]
+        expect(not said.finish, "a choice goes on after its end", choice)
+        delta = choice["delta"]
+        said.content += delta.get("content") or ""
+        said.reasoning += delta.get("reasoning") or ""
+        said.tokens += len(choice.get("token_ids") or ())
+        for part in delta.get("tool_calls") or ():
+            if "id" in part:
+                said.calls.append({"id": part["id"], "name": part["function"]["name"], "arguments": ""})
+            expect(part["index"] == len(said.calls) - 1, "a part of a call that has not begun, or has ended", part)
+            said.calls[-1]["arguments"] += part["function"].get("arguments") or ""
+        said.finish = choice["finish_reason"] or ""
+    return said
+
+
+def _check_arguments(name: str, arguments: Any) -> None:
+    """Those of a whole call."""
+    expect(name == "forecast", "a function that is not there", name)
+    found = json.loads(arguments) if isinstance(arguments, str) else arguments
+    expect(set(found) == {"city", "days"} and len(found["city"]) <= 12 and 1 <= found["days"] <= 9, "arguments", found)
+
+
+async def thoughts_and_calls(session: Session, rng: random.Random) -> None:
+    """Both in the model's own format, or the thought alone, or none of it."""
+    thinks, calls = rng.random() < 0.6, rng.random() < 0.6
+    regex = (THOUGHT if thinks else "") + (CALL if calls else "[a-z]{3,20}")
+    body = {"messages": _messages(rng), "structured_outputs": {"regex": regex}, "tools": TOOLS, "tool_choice": "auto"}
+    said = await _say(session, body, rng.random() < 0.5)
+    if said.finish == "length":
+        expect(said.tokens == ENOUGH, "an early end", said)
+        return
+    expect(bool(said.reasoning) == thinks, "thoughts", said)
+    expect("<" not in said.reasoning + said.content, "a marker in the text", said)
+    expect(said.finish == ("tool_calls" if calls else "stop") and bool(said.content) != calls, "the end", said)
+    expect(len(said.calls) == calls, "calls", said)
+    for call in said.calls:
+        _check_arguments(call["name"], call["arguments"])
+
+
+async def calls_forced(session: Session, rng: random.Random) -> None:
+    """By `required` or by name."""
+    choice, most = rng.choice((("required", "tool_calls"), (NAMED, "stop")))
+    body = {"messages": _messages(rng), "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+    said = await _say(session, body, rng.random() < 0.5)
+    expect(not said.content and not said.reasoning, "text beside a call", said)
+    if said.finish == "length":
+        expect(said.tokens == ENOUGH and len(said.calls) <= 1, "an early end", said)
+        return
+    expect(said.finish == most and len(said.calls) == 1, "the end", said)
+    _check_arguments(said.calls[0]["name"], said.calls[0]["arguments"])
+
+
+async def schema_obeyed(session: Session, rng: random.Random) -> None:
+    """One of very many schemas, so that the cache of grammars must let some go."""
+    name = f"field{rng.randrange(2000)}"
+    schema = {"type": "object", "properties": {name: {"enum": ["red", "green", 7]}}, "required": [name], "additionalProperties": False}
+    shape = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    said = await _say(session, {"messages": _messages(rng), "response_format": shape}, rng.random() < 0.5)
+    if said.finish == "length":
+        expect(said.tokens == ENOUGH, "an early end", said)
+        return
+    expect(said.finish == "stop" and json.loads(said.content)[name] in ("red", "green", 7), "an object of the schema", said)
+
+
+async def grammar_seeded(session: Session, rng: random.Random) -> None:
+    """A constrained completion with a seed: valid, and the same whatever runs beside it."""
+    kind, seed = rng.choice(("regex", "choice", "grammar", "json")), rng.randrange(3)
+    constraint = {
+        "regex": r"[a-f]{4}-[0-9]{2}",
+        "choice": ["a mill", "a clock", "an honest thief"],
+        "grammar": 'root ::= "one" (" and " ("two" | "three"))*',
+        "json": {"type": "array", "items": {"enum": [1, 2, 3]}, "minItems": 2, "maxItems": 4},
+    }[kind]
+    prompt = session.tokens(random.Random(seed), session.length(20))
+    body = {"model": session.model, "prompt": prompt, "seed": seed, "max_tokens": 40, "structured_outputs": {kind: constraint}}
+    answer = await session.post("/v1/completions", body)
+    session.take_id(answer["id"])
+    [choice] = answer["choices"]
+    check_usage(answer["usage"], answer["usage"]["completion_tokens"], len(prompt))
+    text, whole = choice["text"], choice["finish_reason"] == "stop"
+    if whole and kind == "regex":
+        expect(re.fullmatch(r"[a-f]{4}-[0-9]{2}", text) is not None, "a text of the regex", text)
+    elif whole and kind == "choice":
+        expect(text in constraint, "one of the choices", text)
+    elif whole and kind == "json":
+        expect(2 <= len(json.loads(text)) <= 4, "an array of the schema", text)
+    else:
+        expect(text.startswith("one"[: len(text)]) or kind != "grammar", "a text of the grammar", text)
+    session.same(f"{kind} with seed {seed}", (text, choice["finish_reason"]))
+
+
+async def anthropic_call(session: Session, rng: random.Random) -> None:
+    tool = {"name": "forecast", "description": FUNCTION["description"], "input_schema": FORECAST}
+    choice = rng.choice(({"type": "any"}, {"type": "tool", "name": "forecast"}))
+    body = {"model": session.model, "max_tokens": ENOUGH, "messages": _messages(rng), "tools": [tool],
+            "tool_choice": choice | {"disable_parallel_tool_use": True}}  # fmt: skip
+    if rng.random() < 0.5:
+        answer = await session.post("/v1/messages", body)
+        blocks, reason = answer["content"], answer["stop_reason"]
+    else:
+        events = [(name, data) for name, data in await session.stream("/v1/messages", body | {"stream": True}) if name != "ping"]
+        names = [name for name, _ in events if name != "content_block_delta"]
+        blocks = [data["content_block"] for name, data in events if name == "content_block_start"]
+        inner = ["content_block_start", "content_block_stop"] * len(blocks)
+        expect(names == ["message_start", *inner, "message_delta", "message_stop"], "order of events", names)
+        answer, reason = events[0][1]["message"], events[-2][1]["delta"]["stop_reason"]
+        parts = "".join(data["delta"]["partial_json"] for name, data in events if name == "content_block_delta")
+        if reason == "tool_use":
+            blocks[0]["input"] = json.loads(parts)
+    session.take_id(answer["id"])
+    expect(reason in ("tool_use", "max_tokens") and len(blocks) <= 1, "the end", (reason, blocks))
+    if reason == "tool_use":
+        expect(blocks[0]["type"] == "tool_use", "a block", blocks)
+        session.take_id(blocks[0]["id"])
+        _check_arguments(blocks[0]["name"], blocks[0]["input"])
+
+
+async def response_call(session: Session, rng: random.Random) -> None:
+    body = _response_body(session, rng, ENOUGH, tools=[{"type": "function", **FUNCTION}], tool_choice="required", parallel_tool_calls=False)
+    del body["ignore_eos"]
+    if rng.random() < 0.5:
+        response = await session.post("/v1/responses", body)
+    else:
+        events = await session.stream("/v1/responses", body | {"stream": True})
+        expect([data["sequence_number"] for _, data in events] == list(range(len(events))), "sequence numbers")
+        response = events[-1][1]["response"]
+        pieces = "".join(data["delta"] for name, data in events if name == "response.function_call_arguments.delta")
+        expect(pieces == "".join(item["arguments"] for item in response["output"]), "the pieces are not the arguments", pieces)
+    session.take_id(response["id"])
+    if response["status"] == "incomplete":
+        expect(response["usage"]["output_tokens"] == ENOUGH, "an early end", response["usage"])
+        return
+    [item] = response["output"]
+    expect(response["status"] == "completed" and item["type"] == "function_call", "output", response["output"])
+    session.take_id(item["call_id"])
+    _check_arguments(item["name"], item["arguments"])
+
+
 # --- Responses --------------------------------------------------------------------------------------------------------
 
 
@@ -406,6 +601,12 @@ KINDS: tuple[Kind, ...] = (
     long_prompt,
     shared_prefix,
     tokenize,
+    thoughts_and_calls,
+    calls_forced,
+    schema_obeyed,
+    grammar_seeded,
+    anthropic_call,
+    response_call,
     response_of_two_turns,
     response_streamed,
     response_in_background,
@@ -454,6 +655,12 @@ MALFORMED: tuple[tuple[str, str, Any, int], ...] = (
     _bad_chat(cache_salt="a/b"),
     _bad_chat(response_format={"type": "json_schema"}),
     _bad_chat(chat_template="{{ 1 }}"),
+    _bad_chat(response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "no such type"}}}),
+    _bad_chat(response_format={"type": "json_object"}, structured_outputs={"regex": "a"}),
+    _bad_chat(tools=[]),
+    _bad_chat(tool_choice="required"),
+    _bad_chat(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "no such function"}}),
+    _bad_chat(tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": 5}}}], tool_choice="required"),
     ("POST", TEXT, {"prompt": []}, 400),
     ("POST", TEXT, {"prompt": [-1]}, 400),
     ("POST", TEXT, {"prompt": [10**9]}, 400),
@@ -465,7 +672,10 @@ MALFORMED: tuple[tuple[str, str, Any, int], ...] = (
     _bad_text(use_beam_search=True, stream=True),
     _bad_text(use_beam_search=True, top_p=0.5),
     _bad_text(logit_bias={"x": 1}),
-    _bad_text(guided_regex="a+"),
+    _bad_text(guided_regex="(a"),
+    _bad_text(structured_outputs={"grammar": "root ::= nothing"}),
+    _bad_text(structured_outputs={"json": {"not": {"type": "string"}}}, stream=True),
+    _bad_text(structured_outputs={"choice": []}),
     _bad_text(priority=3),
     ("POST", "/v1/responses", {}, 400),
     ("POST", "/v1/responses", {"input": "x", "n": 2}, 400),

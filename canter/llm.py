@@ -272,6 +272,7 @@ class LLM:
             Metric("vllm:prefix_cache_hits", "counter", stats.prefix_hits),
             Metric("canter:num_steps", "counter", stats.num_steps),
             Metric("canter:num_scheduled_tokens", "counter", stats.num_scheduled_tokens),
+            Metric("canter:jump_ahead_tokens", "counter", stats.num_accepted_drafts),
         ]
 
     def shutdown(self) -> None:

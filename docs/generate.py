@@ -12,6 +12,7 @@ from typing import Any
 from canter.cli.args import BYTE_FIELDS, COUNT_FIELDS, default_of, value_type
 from canter.core.config import EngineArgs
 from canter.core.vllm_names import VLLM_ONLY
+from canter.models.registry import list_models
 from canter.server.args import ServerArgs
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
@@ -25,6 +26,18 @@ Every engine argument is a flag of `canter serve`, `chat`, `complete` and the be
 `LLM` (`LLM(max_num_seqs=64)`). Server arguments are flags of `canter serve`. Names follow vLLM's where vLLM has the same thing.
 A boolean is switched off with `--no-` before its name. Both `--max-num-seqs` and `--max_num_seqs` are understood, and
 `--hf-overrides.rope_theta 1e6` sets one key of a JSON argument.
+"""
+
+MODELS_INTRODUCTION = """\
+# Models
+
+<!-- Made by docs/generate.py from canter/models/registry.py. Don't edit: run `make docs`. -->
+
+The architectures (`architectures` of a config.json) that Canter runs, as `canter models` lists them. *Memory*: the kinds of memory that
+the layers of a family may have (`docs/concepts/memory.md`). *Shared prefixes*: which prefixes the cache keeps for later requests.
+
+| architecture | models | memory | shared prefixes | refused |
+| --- | --- | --- | --- | --- |
 """
 
 VLLM_INTRODUCTION = """\
@@ -75,7 +88,17 @@ def engine_arguments() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-PAGES = {"engine-arguments.md": engine_arguments}
+def models() -> str:
+    """The page docs/reference/models.md."""
+    lines = [
+        f"| `{row.architecture}` | {row.family} | {', '.join(kind.replace('_', ' ') for kind in row.memory)} | {row.shared_prefixes} "
+        f"| {row.limits} |"
+        for row in list_models()
+    ]
+    return MODELS_INTRODUCTION + "\n".join(lines) + "\n"
+
+
+PAGES = {"engine-arguments.md": engine_arguments, "models.md": models}
 
 
 def main(argv: list[str] | None = None) -> int:

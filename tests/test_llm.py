@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -24,9 +25,11 @@ from canter.core.errors import ConfigError, EngineError, InvalidRequestError, Qu
 from canter.core.messages import AddRequest, EngineInfo, EngineStats, RequestDelta, RequestTimes
 from canter.core.plan import TokenLogprobs
 from canter.core.sampling_params import OutputKind, SamplingParams
+from canter.core.structured_outputs import StructuredOutputsParams
 from canter.llm import LLM
 from canter.text import model_text
 from canter.text.hf_tokenizer import build_hf_tokenizer
+from canter.text.thinking import ThinkingMarkers
 from canter.text.tokenizer import Tokenizer
 
 VOCAB = 32
@@ -353,6 +356,29 @@ def test_chat_renders_the_template(make: Callable[..., LLM]) -> None:
         llm.chat(one, GREEDY, continue_final_message=True)
     with pytest.raises(InvalidRequestError, match="messages must be a list"):
         llm.chat(["hello"], GREEDY)  # type: ignore[list-item]
+
+
+def test_a_template_of_chat_sees_tools_and_further_variables(make: Callable[..., LLM]) -> None:
+    llm = make()
+    template = "w{{ (tools or []) | length }} {{ tools[0].function.name if tools else 'w0' }} w{{ 7 if enable_thinking else 8 }}"
+    tools = [{"type": "function", "function": {"name": "w5", "parameters": {"type": "object"}}}]
+    (output,) = llm.chat([{"role": "user", "content": "w1"}], GREEDY, use_tqdm=False, chat_template=template, tools=tools)
+    assert output.prompt == "w1 w5 w8"
+    more = {"enable_thinking": True}
+    (output,) = llm.chat([{"role": "user", "content": "w1"}], GREEDY, use_tqdm=False, chat_template=template, chat_template_kwargs=more)
+    assert output.prompt == "w0 w0 w7"
+
+
+def test_constraints_bind_texts_from_their_beginning_and_answers_behind_the_thought(make: Callable[..., LLM]) -> None:
+    llm = make()
+    llm._text = dataclasses.replace(llm._text, thinking=ThinkingMarkers([2], [3]))
+    wanted = StructuredOutputsParams(json={"type": "object"})
+    params = SamplingParams(max_tokens=4, structured_outputs=wanted)
+    llm.generate(["w1", "w2"], [params, GREEDY], use_tqdm=False)
+    llm.chat([{"role": "w1", "content": "w2"}], params, use_tqdm=False)
+    found = [request.sampling.structured_outputs for request in core_of(llm).seen]
+    behind = StructuredOutputsParams(json={"type": "object"}, thought_start_ids=[2], thought_end_ids=[3])
+    assert found == [wanted, None, behind] and params.structured_outputs == StructuredOutputsParams(json={"type": "object"})
 
 
 def test_keywords(make: Callable[..., LLM]) -> None:

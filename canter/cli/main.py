@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench startup": ("canter.cli.bench.startup", "process start to first streamed token"),
     "bench serve": ("canter.cli.bench.serve", "load on a running server: TTFT, TPOT, ITL, E2EL"),
     "bench prefix": ("canter.cli.bench.prefix", "what a shared prefix saves"),
+    "bench structured": ("canter.cli.bench.structured", "what outputs that obey a schema cost, and cost others"),
     "bench kernels": ("canter.cli.bench.kernels", "each op beside bandwidth and peak"),
     "bench step": ("canter.cli.bench.step", "which ops the time of a step goes to"),
     "bench perplexity": ("canter.cli.bench.perplexity", "how well a text is predicted, under two settings"),

@@ -34,6 +34,7 @@ def run(namespace: Namespace) -> int:
     if not rows:
         print(f"No architecture contains {namespace.search!r}. 'canter models' lists all of them.")
         return 1
-    print(table(["architecture", "models"], [[row.architecture, row.family] for row in rows]))
+    lines = [[row.architecture, row.family, ", ".join(row.memory), row.shared_prefixes, row.limits or "-"] for row in rows]
+    print(table(["architecture", "models", "memory", "shared prefixes", "refused"], lines))
     print(f"\nBundled and served when no model is named: {DEFAULT_MODEL}")
     return 0

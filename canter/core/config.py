@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from canter.core.errors import ConfigError
+from canter.core.state_specs import SnapshotMode
 from canter.core.structured_outputs import StructuredOutputsConfig
 from canter.core.vllm_names import explain_unknown
 
@@ -21,6 +22,8 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZATIONS = ("auto", "none", "int8", "gguf", "awq", "gptq", "compressed-tensors")
 DEVICES = ("auto", "cpu", "cuda")
+MAMBA_CACHE_MODES = ("none", "align", "all")
+MAMBA_BLOCK_SIZE = 256
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", "fp8", "fp8_e4m3", "int8_per_token_head")
 
 
@@ -140,6 +143,23 @@ class EngineArgs:
         group="cache",
     )
     enable_prefix_caching: bool = arg(True, "Reuse the cache of prompts that begin alike.", group="cache")
+    mamba_cache_mode: str | None = arg(
+        None,
+        "Where states of recurrent layers are kept for later requests. align: where a step ends on a boundary, and steps are cut so that "
+        "they do. all: at every boundary, which takes more memory. none: nowhere, so that no prefix of such a model is reused. Default: "
+        "align; all without chunked prefill; none without prefix caching.",
+        MAMBA_CACHE_MODES,
+        group="cache",
+    )
+    mamba_block_size: int | None = arg(
+        None, "Tokens from one such boundary to the next, a multiple of block_size. Default: 256, or the next multiple.", group="cache"
+    )
+    mamba_ssm_cache_dtype: str = arg(
+        "auto",
+        "Type of the states of recurrent layers: they are always float32, which is what auto means.",
+        ("auto", "float32"),
+        group="cache",
+    )
     max_num_seqs: int = arg(128, "Most requests that run at once.", group="scheduler")
     max_num_batched_tokens: int = arg(2048, "Most tokens that one step computes.", group="scheduler")
     long_prefill_token_threshold: int = arg(
@@ -181,6 +201,7 @@ class EngineArgs:
         for name in (
             "max_model_len",
             "block_size",
+            "mamba_block_size",
             "num_gpu_blocks_override",
             "max_num_seqs",
             "max_num_batched_tokens",
@@ -247,6 +268,9 @@ class EngineConfig:
     kv_cache_dtype: str
     max_model_len: int
     block_size: int
+    mamba_cache_mode: SnapshotMode
+    mamba_block_size: int
+    """Tokens from one place where recurrent states are kept to the next; with mode none, as many as no request has."""
     max_num_seqs: int
     max_num_batched_tokens: int
     long_prefill_token_threshold: int
@@ -292,6 +316,7 @@ def resolve(args: EngineArgs, model: ModelFacts, device: DeviceFacts) -> tuple[E
         raise ConfigError(
             f"max_num_batched_tokens ({budget}) must be at least max_num_seqs ({args.max_num_seqs}), or running requests would starve."
         )
+    mode, interval = _snapshots(args, max_model_len)
     threads = args.num_threads or device.num_threads
     config = EngineConfig(
         model=args.model,
@@ -303,6 +328,8 @@ def resolve(args: EngineArgs, model: ModelFacts, device: DeviceFacts) -> tuple[E
         kv_cache_dtype=kv_cache_dtype,
         max_model_len=max_model_len,
         block_size=args.block_size,
+        mamba_cache_mode=mode,
+        mamba_block_size=interval,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=budget,
         long_prefill_token_threshold=args.long_prefill_token_threshold,
@@ -319,6 +346,24 @@ def resolve(args: EngineArgs, model: ModelFacts, device: DeviceFacts) -> tuple[E
         seed=args.seed,
     )
     return config, reasons
+
+
+def _snapshots(args: EngineArgs, max_model_len: int) -> tuple[SnapshotMode, int]:
+    """When recurrent states are kept, and at multiples of how many tokens."""
+    if args.mamba_cache_mode is None:
+        kept = SnapshotMode.ALIGN if args.enable_chunked_prefill else SnapshotMode.ALL
+        mode = kept if args.enable_prefix_caching else SnapshotMode.NONE
+    else:
+        mode = SnapshotMode(args.mamba_cache_mode)
+    if mode is not SnapshotMode.NONE and not args.enable_prefix_caching:
+        raise ConfigError(f"mamba_cache_mode {mode} needs prefix caching, which is off. Leave one of the two out.")
+    if mode is SnapshotMode.ALIGN and not args.enable_chunked_prefill:
+        raise ConfigError("mamba_cache_mode align cuts prompts at boundaries, so chunked prefill must be on. Use all, or leave it out.")
+    size = args.block_size
+    interval = args.mamba_block_size or -(-MAMBA_BLOCK_SIZE // size) * size
+    if interval % size:
+        raise ConfigError(f"mamba_block_size must be a multiple of block_size ({size}), got {interval}.")
+    return mode, -(-max_model_len // size) * size if mode is SnapshotMode.NONE else interval
 
 
 def _quantization(asked: str | None, model: ModelFacts, reasons: list[str]) -> str:

@@ -106,6 +106,8 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False):
     num_free_blocks: int = 0
     num_blocks: int = 0
     step_num_tokens: int = 0
+    num_accepted_drafts: int = 0
+    """Tokens of output that came without a step of their own."""
 
     def after(self, past: EngineStats) -> EngineStats:
         """These figures with the counters of the engines before, so that none runs backwards."""
@@ -117,6 +119,7 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False):
             num_steps=self.num_steps + past.num_steps,
             num_scheduled_tokens=self.num_scheduled_tokens + past.num_scheduled_tokens,
             num_blocks=self.num_blocks or past.num_blocks,
+            num_accepted_drafts=self.num_accepted_drafts + past.num_accepted_drafts,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -91,7 +92,8 @@ class RowError:
 class StepOutput:
     """What a step produced, in the order of `SchedulePlan.rows`.
 
-    `sampled_token_ids[i]` is empty for a row whose prompt is not finished; more than one only under speculation.
+    `sampled_token_ids[i]` is empty for a row whose prompt is not finished; more than one where drafts were verified.
+    `draft_token_ids[i]`: what is likely, or certain, to follow them, whatever is in flight by then; None leaves those of the device.
     `logprobs[i]` has one entry for each sampled token, or is None when not asked for.
     `prompt_logprobs[id]`: entries for the prompt positions 1.. whose predictions this step computed, in order; of a
     request that is computed again after a preemption those delivered before may be left out.
@@ -101,6 +103,6 @@ class StepOutput:
     sampled_token_ids: list[list[int]]
     logprobs: list[list[TokenLogprobs] | None]
     prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
-    draft_token_ids: list[list[int]] | None = None
+    draft_token_ids: Sequence[list[int] | None] | None = None
     errors: dict[str, RowError] = field(default_factory=dict)
     """Requests whose tokens of this step mean nothing: they end with an error."""

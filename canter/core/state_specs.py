@@ -281,6 +281,11 @@ class StateLayout:
         places = {layer: (g.group_id, g.pool_id, slot) for g in self.groups for slot, layer in enumerate(g.layer_ids)}
         return places | {layer: places[owner] for layer, owner in self.shared.items()}
 
+    @property
+    def can_roll_back(self) -> bool:
+        """Whether tokens that were computed can be taken back, as drafts are that turn out wrong."""
+        return not self.uses(StateKind.RECURRENT)
+
     def uses(self, kind: StateKind) -> bool:
         """Whether any layer's memory is of this kind."""
         return any(group.spec.kind is kind for group in self.groups)

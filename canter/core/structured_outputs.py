@@ -20,7 +20,14 @@ MAX_THOUGHT_TOKENS = 32
 """Tokens of a marker that begins or ends a thought."""
 
 BACKENDS = ("auto", "guidance")
+UNFIT = {
+    "xgrammar": "it ignores keywords of JSON Schema that it can't hold to, compiles without a limit on its time, and needs torch and "
+    "transformers where constraints are checked, before the engine. guidance takes the same constraints, its EBNF included."
+}
+"""Backends that vLLM has and Canter doesn't, and why."""
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+THOUGHTS = ("thought_start_ids", "thought_end_ids", "in_thought")
+"""Fields of whoever knows the model, not of users."""
 PARAM = "structured_outputs"
 _TOO_DEEP = f"may be nested {MAX_NESTING} levels deep at most"
 
@@ -162,12 +169,14 @@ def _check_nesting(value: object, name: str) -> None:
 
 class StructuredOutputsConfig(msgspec.Struct, kw_only=True, frozen=True):
     """How a server serves constraints: `--structured-outputs-config`, names as in vLLM. The `disable_` switches hold for every
-    request; `enable_in_reasoning` constrains thoughts, too."""
+    request; `enable_in_reasoning` constrains thoughts, too. `disable_jump_forward`: a step for each token, also where a grammar leaves
+    no choice (the name is SGLang's; tokens are the same either way)."""
 
     backend: str = "auto"
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     enable_in_reasoning: bool = False
+    disable_jump_forward: bool = False
 
     @classmethod
     def parse(cls, value: object) -> StructuredOutputsConfig:
@@ -179,6 +188,8 @@ class StructuredOutputsConfig(msgspec.Struct, kw_only=True, frozen=True):
         unknown = sorted(set(value if isinstance(value, dict) else ()) - set(cls.__struct_fields__))
         if unknown:
             raise ConfigError(f"structured_outputs_config has no {unknown[0]!r}. It has: {', '.join(cls.__struct_fields__)}.")
+        if config.backend in UNFIT:
+            raise ConfigError(f"structured_outputs_config.backend {config.backend!r} is not served: {UNFIT[config.backend]} Leave it out.")
         if config.backend not in BACKENDS:
             raise ConfigError(
                 f"structured_outputs_config.backend must be one of {', '.join(BACKENDS)} (guidance is llguidance, what auto takes), "

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from canter.core.errors import EngineError
@@ -15,6 +15,9 @@ T = TypeVar("T")
 
 MAX_EVENTS = 200_000
 """A recording that nobody ends must not fill the memory: it stops here, and what it has is kept."""
+
+_Parts = tuple[float, int, Sequence[tuple[str, Mapping[str, Any]]], Sequence[float]]
+"""When they began, in microseconds, their thread, name and details of each, the seconds of each."""
 
 
 class Timeline:
@@ -27,6 +30,8 @@ class Timeline:
         self.is_on = False
         self._path: str | None = None
         self._events: list[dict[str, Any]] = []
+        self._parts: list[_Parts] = []
+        self._num_events = 0
         self._threads: dict[int, str] = {}
         self._steps_to_skip = 0
         self._steps_left: int | None = None
@@ -44,7 +49,7 @@ class Timeline:
                 pass
         except OSError as error:
             raise EngineError(f"The trace can't be written: {error.strerror}.") from None
-        self._path, self._events, self._threads = path, [], {}
+        self._path, self._events, self._parts, self._threads, self._num_events = path, [], [], {}, 0
         self._steps_to_skip, self._steps_left = skip_steps, max_steps or None
         self.is_on = skip_steps == 0
         return True
@@ -59,7 +64,8 @@ class Timeline:
             {"name": "thread_name", "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
             for thread, name in self._threads.items()
         ]
-        events, self._events = self._events, []
+        events, self._events = [*self._events, *_spans_of(self._parts)], []
+        self._parts = []
         with open(path, "w", encoding="utf-8") as file:
             json.dump({"traceEvents": [*names, *events], "displayTimeUnit": "ms"}, file)
         return path
@@ -89,18 +95,44 @@ class Timeline:
 
         return recorded
 
+    def add_parts(self, parts: Sequence[tuple[str, Mapping[str, Any]]], seconds: Sequence[float]) -> None:
+        """Spans, of a name and details each, that followed one another on this thread and have just ended.
+
+        They are kept as they come, and become events when the trace is written: a step has hundreds of them.
+        """
+        if not self.is_on or self._num_events + len(parts) > MAX_EVENTS:
+            return
+        self._num_events += len(parts)
+        self._parts.append((time.perf_counter_ns() / 1000 - sum(seconds) * 1e6, self._thread(), parts, seconds))
+
     def count(self, name: str, **values: float) -> None:
         """Values as of now, drawn as a curve."""
         if self.is_on:
             self._append({"name": name, "ph": "C", "ts": time.perf_counter_ns() / 1000, "pid": os.getpid(), "args": values})
 
     def _add(self, name: str, began: int, details: dict[str, Any]) -> None:
+        took = (time.perf_counter_ns() - began) / 1000
+        self._append(_span(name, began / 1000, took, self._thread(), details))
+
+    def _thread(self) -> int:
         thread = threading.current_thread()
         ident = thread.native_id or 0
         self._threads.setdefault(ident, thread.name)
-        took = (time.perf_counter_ns() - began) / 1000
-        self._append({"name": name, "ph": "X", "ts": began / 1000, "dur": took, "pid": os.getpid(), "tid": ident, "args": details})
+        return ident
 
     def _append(self, event: dict[str, Any]) -> None:
-        if len(self._events) < MAX_EVENTS:
+        if self._num_events < MAX_EVENTS:
+            self._num_events += 1
             self._events.append(event)
+
+
+def _span(name: str, began: float, took: float, thread: int, details: Mapping[str, Any]) -> dict[str, Any]:
+    """An event of microseconds."""
+    return {"name": name, "ph": "X", "ts": began, "dur": took, "pid": os.getpid(), "tid": thread, "args": details}
+
+
+def _spans_of(runs: Iterable[_Parts]) -> Iterator[dict[str, Any]]:
+    for began, thread, parts, seconds in runs:
+        for (name, details), second in zip(parts, seconds, strict=True):
+            yield _span(name, began, second * 1e6, thread, details)
+            began += second * 1e6

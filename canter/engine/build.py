@@ -14,15 +14,17 @@ from canter.core.config import DeviceFacts, EngineArgs, EngineConfig, resolve
 from canter.core.grammar import Grammars
 from canter.core.logging import get_logger
 from canter.core.messages import EngineInfo
-from canter.core.state_specs import StateLayout, plan_layout
+from canter.core.state_specs import StateLayout, place_snapshots, plan_layout
+from canter.core.structured_outputs import StructuredOutputsConfig
 from canter.core.timeline import Timeline
 from canter.device import Device, open_device
-from canter.engine.core import EngineCore
+from canter.engine.core import EngineCore, Runner
 from canter.engine.grammars import make_grammars
 from canter.kernels import set_num_threads
 from canter.logits_processors.interface import LogitsProcessor
 from canter.logits_processors.loading import check_arguments, load_classes
 from canter.models.loader import LoadedModel, load_model
+from canter.runner.forced_tokens import ForcedTokens
 from canter.runner.memory import CacheSize, cache_bytes, size_cache
 from canter.runner.model_runner import ModelRunner
 from canter.scheduler.cache.coordinator import CacheCoordinator
@@ -75,7 +77,8 @@ def build_engine(args: EngineArgs, on_phase: OnPhase | None = None, device: Devi
             model_config, source, config.dtype, device.torch_device, config.kv_cache_dtype, config.max_model_len, config.quantization
         )
     with phases("cache"):
-        layout = plan_layout(loaded.state_specs(config.block_size))
+        specs = loaded.state_specs(config.block_size)
+        layout = plan_layout(place_snapshots(specs, config.mamba_cache_mode, config.mamba_block_size))
         size = _size_cache(args, config, layout, device)
         logger.info("%s", size.sentence)
         timeline = Timeline()
@@ -100,7 +103,10 @@ def build_engine(args: EngineArgs, on_phase: OnPhase | None = None, device: Devi
     )
     info = _describe(config, loaded.vocab_size, size, phases.seconds, runner.eager_reason)
     depth = PIPELINE_DEPTH if config.async_scheduling else 1
-    return EngineCore(scheduler, runner, info, depth, check_params=partial(check_arguments, plugins), timeline=timeline, grammars=grammars)
+    stepper: Runner = runner
+    if layout.can_roll_back and not StructuredOutputsConfig.parse(args.structured_outputs_config).disable_jump_forward:
+        stepper = ForcedTokens(runner, grammars, loaded.vocab_size)
+    return EngineCore(scheduler, stepper, info, depth, check_params=partial(check_arguments, plugins), timeline=timeline, grammars=grammars)
 
 
 def _size_cache(args: EngineArgs, config: EngineConfig, layout: StateLayout, device: Device) -> CacheSize:

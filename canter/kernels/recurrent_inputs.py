@@ -13,6 +13,17 @@ from canter.kernels.recurrent_plan import RecurrentPlan
 Requests = Sequence[tuple[Sequence[int], bool]]
 """Of each request the rows of its segments, and whether it has begun before."""
 
+ROW_ARGUMENTS: dict[str, tuple[int, ...]] = {
+    "causal_conv": (0, 6, 7),
+    "ssd_scan": (0, 1, 4, 5),
+    "selective_scan": (0, 1, 4, 5, 7),
+    "gated_delta": (0, 1, 2, 3, 4),
+    "l2_norm": (0,),
+    "decay_gate": (0,),
+    "gated_rms_norm": (0, 1),
+}
+"""Of each op the places of those arguments that have a row for every row of a step."""
+
 BATCHES: tuple[Requests, ...] = (
     (),
     (((1,), True),),

@@ -7,54 +7,114 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from canter.core.errors import UnsupportedModelError
+from canter.core.state_specs import StateKind
 
 if TYPE_CHECKING:
     from canter.models.contract import Model
 
 
+_FULL = (StateKind.FULL,)
+_WINDOWED = (StateKind.FULL, StateKind.SLIDING_WINDOW)
+_CHUNKED = (StateKind.FULL, StateKind.CHUNKED_LOCAL)
+_EXPERTS = "experts: not built yet"
+_MPT = "clip_qkv, qk_ln, prefix_lm, rope: not built"
+
+
 @dataclass(frozen=True, slots=True)
 class RegistryRow:
-    """`architecture`: the name in a config's `architectures`. `family`: what people call it. `module`: where its class is."""
+    """`architecture`: the name in a config's `architectures`. `family`: what people call it. `module`: where its class is.
+
+    `memory`: the kinds of memory that its layers may have. `refuses`: what of the family's checkpoints is refused, and why.
+    """
 
     architecture: str
     family: str
     module: str
     class_name: str
+    memory: tuple[StateKind, ...] = _FULL
+    refuses: str = ""
+
+    @property
+    def shared_prefixes(self) -> str:
+        """Which prefixes the cache keeps for later requests."""
+        parts = []
+        if StateKind.RECURRENT in self.memory:
+            parts.append("at boundaries (mamba_cache_mode)")
+        if StateKind.PROMPT_WINDOW in self.memory:
+            parts.append("of prompts only")
+        return ", ".join(parts) or "every block"
+
+    @property
+    def limits(self) -> str:
+        """What is refused, and why: of the kinds of memory, and of the family."""
+        drafts = "speculative decoding: drafts can't be taken out of a state" if StateKind.RECURRENT in self.memory else ""
+        return "; ".join(filter(None, (drafts, self.refuses)))
 
 
 _ROWS = (
     RegistryRow("LlamaForCausalLM", "Llama 2, 3 and relatives", "canter.models.llama", "LlamaForCausalLM"),
-    RegistryRow("MistralForCausalLM", "Mistral", "canter.models.llama", "MistralForCausalLM"),
-    RegistryRow("SmolLM3ForCausalLM", "SmolLM3", "canter.models.llama", "SmolLM3ForCausalLM"),
-    RegistryRow("Qwen2ForCausalLM", "Qwen2, Qwen2.5", "canter.models.qwen", "Qwen2ForCausalLM"),
-    RegistryRow("Qwen3ForCausalLM", "Qwen3", "canter.models.qwen", "Qwen3ForCausalLM"),
-    RegistryRow("Gemma2ForCausalLM", "Gemma 2", "canter.models.gemma", "Gemma2ForCausalLM"),
-    RegistryRow("Gemma3ForCausalLM", "Gemma 3", "canter.models.gemma", "Gemma3ForCausalLM"),
-    RegistryRow("Gemma3ForConditionalGeneration", "Gemma 3 (text only)", "canter.models.gemma", "Gemma3ForConditionalGeneration"),
-    RegistryRow("Gemma3nForCausalLM", "Gemma 3n", "canter.models.gemma3n", "Gemma3nForCausalLM"),
-    RegistryRow("Gemma3nForConditionalGeneration", "Gemma 3n (text only)", "canter.models.gemma3n", "Gemma3nForConditionalGeneration"),
-    RegistryRow("Gemma4ForCausalLM", "Gemma 4 (no experts yet)", "canter.models.gemma4", "Gemma4ForCausalLM"),
+    RegistryRow("MistralForCausalLM", "Mistral", "canter.models.llama", "MistralForCausalLM", _WINDOWED),
+    RegistryRow("SmolLM3ForCausalLM", "SmolLM3", "canter.models.llama", "SmolLM3ForCausalLM", _WINDOWED),
+    RegistryRow("Qwen2ForCausalLM", "Qwen2, Qwen2.5", "canter.models.qwen", "Qwen2ForCausalLM", _WINDOWED),
+    RegistryRow("Qwen3ForCausalLM", "Qwen3", "canter.models.qwen", "Qwen3ForCausalLM", _WINDOWED),
+    RegistryRow("Gemma2ForCausalLM", "Gemma 2", "canter.models.gemma", "Gemma2ForCausalLM", _WINDOWED),
+    RegistryRow("Gemma3ForCausalLM", "Gemma 3", "canter.models.gemma", "Gemma3ForCausalLM", _WINDOWED),
     RegistryRow(
-        "Gemma4ForConditionalGeneration", "Gemma 4 (text only, no experts yet)", "canter.models.gemma4", "Gemma4ForConditionalGeneration"
+        "Gemma3ForConditionalGeneration",
+        "Gemma 3 (text only)",
+        "canter.models.gemma",
+        "Gemma3ForConditionalGeneration",
+        _WINDOWED,
+        "images: text only so far",
     ),
-    RegistryRow("GptOssForCausalLM", "gpt-oss (no experts yet)", "canter.models.gpt_oss", "GptOssForCausalLM"),
-    RegistryRow("Llama4ForCausalLM", "Llama 4 (no experts yet)", "canter.models.llama4", "Llama4ForCausalLM"),
+    RegistryRow("Gemma3nForCausalLM", "Gemma 3n", "canter.models.gemma3n", "Gemma3nForCausalLM", _WINDOWED),
     RegistryRow(
-        "Llama4ForConditionalGeneration", "Llama 4 (text only, no experts yet)", "canter.models.llama4", "Llama4ForConditionalGeneration"
+        "Gemma3nForConditionalGeneration",
+        "Gemma 3n (text only)",
+        "canter.models.gemma3n",
+        "Gemma3nForConditionalGeneration",
+        _WINDOWED,
+        "images and sound: text only so far",
     ),
-    RegistryRow("MptForCausalLM", "MPT", "canter.models.mpt", "MptForCausalLM"),
-    RegistryRow("MPTForCausalLM", "MPT", "canter.models.mpt", "MptForCausalLM"),
+    RegistryRow("Gemma4ForCausalLM", "Gemma 4", "canter.models.gemma4", "Gemma4ForCausalLM", _WINDOWED, _EXPERTS),
+    RegistryRow(
+        "Gemma4ForConditionalGeneration",
+        "Gemma 4 (text only)",
+        "canter.models.gemma4",
+        "Gemma4ForConditionalGeneration",
+        _WINDOWED,
+        f"{_EXPERTS}; images and sound: text only so far",
+    ),
+    RegistryRow("GptOssForCausalLM", "gpt-oss", "canter.models.gpt_oss", "GptOssForCausalLM", _WINDOWED, _EXPERTS),
+    RegistryRow("Llama4ForCausalLM", "Llama 4", "canter.models.llama4", "Llama4ForCausalLM", _CHUNKED, _EXPERTS),
+    RegistryRow(
+        "Llama4ForConditionalGeneration",
+        "Llama 4 (text only)",
+        "canter.models.llama4",
+        "Llama4ForConditionalGeneration",
+        _CHUNKED,
+        f"{_EXPERTS}; images: text only so far",
+    ),
+    RegistryRow("MptForCausalLM", "MPT", "canter.models.mpt", "MptForCausalLM", refuses=_MPT),
+    RegistryRow("MPTForCausalLM", "MPT", "canter.models.mpt", "MptForCausalLM", refuses=_MPT),
     RegistryRow("BloomForCausalLM", "BLOOM", "canter.models.bloom", "BloomForCausalLM"),
     RegistryRow(
-        "UnlimitedOCRForCausalLM", "Unlimited-OCR (text only, no experts yet)", "canter.models.unlimited_ocr", "UnlimitedOCRForCausalLM"
+        "UnlimitedOCRForCausalLM",
+        "Unlimited-OCR (text only)",
+        "canter.models.unlimited_ocr",
+        "UnlimitedOCRForCausalLM",
+        (StateKind.PROMPT_WINDOW,),
+        f"{_EXPERTS}; images: text only so far",
     ),
     RegistryRow(
         "UnlimitedOcrForConditionalGeneration",
-        "Unlimited-OCR (text only, no experts yet)",
+        "Unlimited-OCR (text only)",
         "canter.models.unlimited_ocr",
         "UnlimitedOcrForConditionalGeneration",
+        (StateKind.PROMPT_WINDOW,),
+        f"{_EXPERTS}; images: text only so far",
     ),
-    RegistryRow("Phi3ForCausalLM", "Phi-3, Phi-3.5, Phi-4", "canter.models.phi3", "Phi3ForCausalLM"),
+    RegistryRow("Phi3ForCausalLM", "Phi-3, Phi-3.5, Phi-4", "canter.models.phi3", "Phi3ForCausalLM", _WINDOWED),
 )
 
 

@@ -24,6 +24,7 @@ from canter.layers.context import StepContext
 from canter.logits_processors.interface import LogitsProcessor
 from canter.runner.graphs import Model, make_steps
 from canter.runner.input_batch import InputBatch, build_input_batch
+from canter.runner.op_spans import with_ops
 from canter.runner.request_table import RequestTable
 from canter.runner.sampling.output import SamplerOutput, SampleStatus
 from canter.runner.sampling.pipeline import Sampler
@@ -99,12 +100,13 @@ class ModelRunner:
         """Launch the forward of a plan. Plans must come in the scheduler's order."""
         num_tokens = sum(row.num_tokens for row in plan.rows) if self._timeline.is_on else 0
         details = {"step": plan.step_id, "requests": len(plan.rows), "tokens": num_tokens}
-        return PendingForward(plan, self._device.launch(self._timeline.around("forward", lambda: self._forward(plan), **details)))
+        work = with_ops(self._timeline, lambda: self._forward(plan))
+        return PendingForward(plan, self._device.launch(self._timeline.around("forward", work, **details)))
 
     def sample(self, pending: PendingForward) -> PendingOutput:
         """Launch the choice of tokens of a launched forward."""
-        work = self._timeline.around("sample", lambda: self._sample(pending), step=pending.plan.step_id)
-        return PendingOutput(pending.plan, self._device.launch(work))
+        work = with_ops(self._timeline, lambda: self._sample(pending))
+        return PendingOutput(pending.plan, self._device.launch(self._timeline.around("sample", work, step=pending.plan.step_id)))
 
     def warm_up(self) -> None:
         """Run a short request through the same path as any other, so that the first user's does not pay for first touches."""

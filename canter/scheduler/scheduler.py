@@ -70,7 +70,8 @@ class Scheduler:
     """Queues requests, plans steps and takes in their outputs.
 
     `num_blocks[p]` counts the blocks of pool p of the layout, the null block included. `num_draft_tokens`: drafts
-    that follow each sampled token; their values are the device's (`DRAFT_ON_DEVICE`) unless outputs bring them.
+    that follow each sampled token, of values that the device knows (`DRAFT_ON_DEVICE`). Those that an output brings take their
+    place, and there may be any number of them.
     Raises `ConfigError` for contradicting values, `UnsupportedModelError` for a kind of state without a manager.
     """
 
@@ -109,6 +110,7 @@ class Scheduler:
         self._pace = PrefillPace(max_prefill_slowdown if enable_chunked_prefill else 0.0, max_num_batched_tokens)
         self._last_update = 0.0
         self._device_drafts = (DRAFT_ON_DEVICE,) * num_draft_tokens
+        self.max_told_drafts = max_num_batched_tokens - 1
         self.cache = CacheCoordinator(layout, num_blocks, CacheLimits(max_model_len, max_num_batched_tokens, num_draft_tokens))
         self.max_request_tokens = min(max_model_len, self.cache.max_tokens_alone() + 1)
         """The greatest length that a request can reach with the cache to itself; its last token is never computed."""
@@ -311,6 +313,7 @@ class Scheduler:
             num_free_blocks=self.cache.num_free_blocks(),
             num_blocks=counters.num_blocks,
             step_num_tokens=counters.step_num_tokens,
+            num_accepted_drafts=counters.num_accepted_drafts,
         )
 
     def check_invariants(self) -> None:
@@ -422,10 +425,7 @@ class Scheduler:
 
     def _grow(self, request: Request, num_tokens: int) -> tuple[list[int], ...] | None:
         """Slots for the first `num_tokens` tokens, or None. Windows move by what drafts in flight can't take back."""
-        settled = request.num_computed_tokens
-        if self.num_draft_tokens:
-            settled = max(0, settled - request.num_output_placeholders)
-        return self.cache.grow(request.cache, num_tokens, settled)
+        return self.cache.grow(request.cache, num_tokens, request.num_computed_tokens, request.num_output_placeholders)
 
     def _make_room(
         self, request: Request, num_tokens: int, grants: list[_Grant], plan: SchedulePlan
@@ -608,6 +608,7 @@ class Scheduler:
         num_rejected = num_pending - len(sampled)
         if not 0 <= num_rejected < num_pending:
             raise ValueError(f"request {request.request_id} was to sample 1 to {num_pending} tokens, got {len(sampled)}")
+        self._counters.num_accepted_drafts += len(sampled) - 1
         is_first = len(request.token_ids) == request.num_prompt_tokens
         request.num_output_placeholders -= num_pending
         kept = request.append(sampled)
@@ -615,8 +616,11 @@ class Scheduler:
             if num_rejected:
                 request.num_computed_tokens -= num_rejected
                 self.cache.rollback(request.cache, request.num_computed_tokens)
-            if drafts is not None and request.num_output_placeholders == 0:
-                request.draft_token_ids = drafts[: self.num_draft_tokens]
+            if drafts is not None:
+                # They follow what this output brought; for the first of them stand those that steps in flight bring.
+                ahead = drafts[request.num_output_placeholders : self.max_told_drafts]
+                if ahead or not request.num_output_placeholders:
+                    request.draft_token_ids = ahead
             if len(request.token_ids) >= request.publish_at:
                 self._publish(request)
         if is_first:

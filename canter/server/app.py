@@ -72,6 +72,7 @@ ROUTES = (
     # Other dialects: Anthropic's, Ollama's, llama.cpp's.
     Route("/v1/messages", anthropic.messages, methods=["POST"]),
     Route("/v1/messages/count_tokens", anthropic.count_tokens, methods=["POST"]),
+    Route("/v1/messages/render", render.render_messages, methods=["POST"]),
     Route("/api/generate", ollama.generate, methods=["POST"]),
     Route("/api/chat", ollama.chat, methods=["POST"]),
     Route("/api/tags", ollama.tags, methods=["GET"]),

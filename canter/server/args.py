@@ -13,6 +13,7 @@ from canter.core.errors import ConfigError
 MIB = 1 << 20
 MAX_API_SERVERS = 64
 _OCTAL = re.compile(r"[0-7]{3}")
+METRICS_PREFIXES = ("vllm", "canter")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
@@ -59,7 +60,10 @@ class ServerArgs:
     allowed_methods: list[str] = _server_arg(lambda: ["*"], "Methods that browsers may use.")
     allowed_headers: list[str] = _server_arg(lambda: ["*"], "Headers that browsers may send.")
     allow_credentials: bool = _server_arg(False, "Let browsers send credentials.")
-    max_body_bytes: int = _server_arg(64 * MIB, "Longest request body; longer ones are refused with 413.")
+    max_body_bytes: int = _server_arg(
+        8 * MIB,
+        "Longest request body; longer ones are refused with 413. Reading one takes up to 10 ms for each MiB, in which others wait.",
+    )
     shutdown_timeout: float = _server_arg(
         0.0, "Seconds that requests under way may go on after SIGTERM or SIGINT; then they end with an error. 0 ends them at once."
     )
@@ -76,6 +80,9 @@ class ServerArgs:
     enable_prompt_tokens_details: bool = _server_arg(False, "Report cached prompt tokens in usage.prompt_tokens_details.")
     enable_per_request_metrics: bool = _server_arg(False, "Tell in each answer, in metrics, how long its parts took.")
     enable_force_include_usage: bool = _server_arg(False, "Send usage in every stream, asked for or not.")
+    metrics_prefix: str = _server_arg(
+        "vllm", "What the names of metrics begin with: vllm, so that its dashboards and autoscalers work, or canter.", METRICS_PREFIXES
+    )
     disable_fastapi_docs: bool = _server_arg(False, "Don't serve the description of the API at /openapi.json and /docs.")
     disable_page: bool = _server_arg(False, "Don't serve the built-in web page at /.")
     enable_responses_store: bool = _server_arg(

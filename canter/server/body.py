@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -22,12 +22,15 @@ T = TypeVar("T", bound=msgspec.Struct)
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _NULL = b"null"
 _MAX_NEUTRAL_BYTES = 64
-_SLICE_BYTES = 2**20
-_START_BYTES = 2**22
-"""Looked at first: a body of tiny parts is found out there, before all of it is copied."""
+_SLICE_BYTES = 2**18
+"""Looked at by itself: a body of tiny parts is found out after a few."""
 NODES, TEXTS, VALUES = "lists, objects and fields of objects", "texts", "values"
 MOST_PARTS = {NODES: 100_000, TEXTS: 250_000, VALUES: 1_000_000}
 """What a field may hold, so that it is decoded in less than 100 ms. Prompts of token ids need so many values."""
+MOST_ESCAPES = 1_000_000
+"""Backslashes in a body: what stands behind them is decoded one by one."""
+MOST_FIELDS = 200_000
+"""Of all objects in a body, unknown ones too: every name is compared with those that are known."""
 _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]*)`$")
 
 
@@ -59,6 +62,7 @@ def parse(body: bytes, kind: type[T]) -> T:
     Only fields that `kind` knows are decoded, so that junk of many million values costs nothing, and a field of very many parts is
     refused unread. (A thread would not help: the decoder keeps the interpreter to itself.)
     """
+    _refuse_slow(body)
     layout = _layout(kind)
     fields = _split(body, layout.raw)
     if logger.isEnabledFor(logging.DEBUG):
@@ -110,23 +114,32 @@ def _log_unknown(body: bytes, layout: _Layout) -> None:
         logger.debug("ignored unknown fields: %s", ", ".join(map(repr, unknown))[:1000])
 
 
+def _refuse_slow(body: bytes) -> None:
+    """Raise `InvalidRequestError` for a body that would hold up all others when it is split into fields."""
+    if body.count(b"\\") > MOST_ESCAPES:
+        raise InvalidRequestError(f"The request body holds more than {MOST_ESCAPES} backslashes, the most that this server reads.")
+    if body.count(b":") <= MOST_FIELDS:
+        return
+    number = 0
+    for part in _without_texts(body):
+        number += part.count(b":")
+        if number > MOST_FIELDS:
+            raise InvalidRequestError(f"The request body holds more than {MOST_FIELDS} fields, the most that this server reads.")
+
+
 def _refuse_many_parts(name: str, body: bytes) -> None:
     """Raise `InvalidRequestError` for a field of which the decoding would hold up all others."""
-    if body[:1] == b'"' or _exceeded(body) is None:
+    if body[:1] == b'"' or _exceeded(_slices(body)) is None:
         return
-    for start in (body[:_START_BYTES], body):
-        # What stands in texts doesn't count. Without escapes every second piece between quotes is outside of them.
-        bare = start.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in start else start
-        kind = TEXTS if bare.count(b'"') // 2 > MOST_PARTS[TEXTS] else _exceeded(b"".join(bare.split(b'"')[::2]))
-        if kind is not None:
-            raise InvalidRequestError(f"{name} holds more than {MOST_PARTS[kind]} {kind}, the most that this server reads.", name)
+    kind = _exceeded(_without_texts(body))
+    if kind is not None:
+        raise InvalidRequestError(f"{name} holds more than {MOST_PARTS[kind]} {kind}, the most that this server reads.", name)
 
 
-def _exceeded(json: bytes) -> str | None:
-    """The first kind of parts of which there are too many, when what stands in texts counts too. Ends as soon as there are."""
+def _exceeded(parts: Iterable[bytes]) -> str | None:
+    """The first kind of parts of which JSON has too many, when what stands in texts counts too. Ends as soon as there are."""
     counts = Counter[bytes]()
-    for start in range(0, len(json), _SLICE_BYTES):
-        part = json[start : start + _SLICE_BYTES]
+    for part in parts:
         for mark in (b"[", b"{", b":", b'"', b","):
             counts[mark] += part.count(mark)
         found = {NODES: counts[b"["] + counts[b"{"] + counts[b":"], TEXTS: counts[b'"'] // 2, VALUES: counts[b","]}
@@ -134,6 +147,20 @@ def _exceeded(json: bytes) -> str | None:
             if found[kind] > most:
                 return kind
     return None
+
+
+def _slices(json: bytes) -> Iterator[bytes]:
+    return (json[start : start + _SLICE_BYTES] for start in range(0, len(json), _SLICE_BYTES))
+
+
+def _without_texts(json: bytes) -> Iterator[bytes]:
+    """JSON in slices, its texts empty."""
+    plain = json.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in json else json
+    inside = 0
+    for part in _slices(plain):
+        pieces = part.split(b'"')
+        yield b'""'.join(pieces[inside::2])
+        inside ^= (len(pieces) - 1) & 1
 
 
 def _small_value(raw: msgspec.Raw) -> Any:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from canter.beam_search import BeamSearchParams
@@ -25,7 +26,7 @@ from canter.server.beam_search import BeamRun, beam_params
 from canter.server.merging import merge_streams
 from canter.server.model_text import ModelText
 from canter.server.reading import Reading, read_outputs
-from canter.server.tools import ToolUse
+from canter.server.tools import ToolUse, named_tools, strict_calls
 from canter.server.traffic import Traffic
 from canter.structured.compiler import GrammarCompiler
 from canter.text.chat_template import RESERVED_VARIABLES, ChatTemplate
@@ -89,6 +90,8 @@ class Job:
     beams: list[BeamSearchParams] | None = None
     """A beam search for each prompt, in place of sampling."""
     reading: Reading | None = None
+    holds_calls: bool = False
+    """Whether the grammar of the answer is one for its calls, which nobody has asked for by name."""
 
     def engine_id(self, number: int) -> str:
         """The id of one of the prompts in the engine."""
@@ -102,11 +105,19 @@ class Job:
 class Generation:
     """The pipeline over one engine and one model's text side."""
 
-    def __init__(self, client: EngineClient, text: ModelText, args: EngineArgs, traffic: Traffic | None = None) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        text: ModelText,
+        args: EngineArgs,
+        traffic: Traffic | None = None,
+        on_calls_read: Callable[[str, bool, bool], None] | None = None,
+    ) -> None:
         self.client = client
         self.text = text
         self.traffic = traffic or Traffic(client)
         self._args = args
+        self._on_calls_read = on_calls_read
         self._grammars = StructuredOutputsConfig.parse(args.structured_outputs_config)
         self._compiler = GrammarCompiler(self._vocabulary, self._grammars)
 
@@ -129,6 +140,7 @@ class Generation:
         num_previous_calls: int = 0,
         show_reasoning: bool = True,
         keep_special_tokens: bool = False,
+        request_type: str = "other",
     ) -> Reading | None:
         """How an answer with these tools is to be read; None where all of it is content. Raises `InvalidRequestError` when nobody knows
         how the model writes a call."""
@@ -153,7 +165,7 @@ class Generation:
             num_previous_calls=num_previous_calls,
             keep_special_tokens=keep_special_tokens,
         )
-        return Reading(known or plain_format(self.text.tokenizer), options, show_reasoning)
+        return Reading(known or plain_format(self.text.tokenizer), options, show_reasoning, request_type)
 
     async def encode(self, text: str, add_special_tokens: bool, must_fit: bool = False) -> Prompt:
         """Tokenise a text; a long one in a thread, so that other requests go on. `must_fit`: refuse what is too long for the context."""
@@ -235,13 +247,18 @@ class Generation:
         base = self._sampling(wishes)
         self._check_number(len(prompts) * base.n)
         params = [base if limit == base.max_tokens else base.clone(max_tokens=limit) for limit in limits]
-        return Job(request_id, prompts, params, wishes.priority, wishes.cache_salt, beams, wishes.reading)
+        holds_calls = wishes.constraint is None and base.structured_outputs is not None
+        return Job(request_id, prompts, params, wishes.priority, wishes.cache_salt, beams, wishes.reading, holds_calls)
 
     async def admit(self, job: Job) -> None:
         """Return once the job's grammar is known to compile. Raises `InvalidRequestError` for one that doesn't."""
         constraint = job.params[0].structured_outputs
-        if constraint is not None:
+        if constraint is None:
+            return
+        try:
             await self._compiler.check(constraint)
+        except InvalidRequestError as error:
+            raise named_tools(error) if job.holds_calls else error from None
 
     def stream(self, job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Run a job: (number of the prompt, output) as they come. Closing it aborts what still runs."""
@@ -250,7 +267,12 @@ class Generation:
         outputs = sources[0] if len(sources) == 1 else merge_streams(sources)
         if job.reading is None:
             return outputs
-        return read_outputs(outputs, job.reading, [prompt.token_ids for prompt in job.prompts])
+        return read_outputs(outputs, job.reading, [prompt.token_ids for prompt in job.prompts], self._call_counter(job, job.reading))
+
+    def _call_counter(self, job: Job, reading: Reading) -> Callable[[bool], None] | None:
+        if self._on_calls_read is None or not reading.reads_calls:
+            return None
+        return partial(self._on_calls_read, reading.request_type, job.params[0].output_kind is OutputKind.DELTA)
 
     def _watched(self, job: Job, number: int, most_held: int) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         request_id = job.engine_id(number)
@@ -282,6 +304,7 @@ class Generation:
         values["max_tokens"] = self._max_tokens(self.info.max_model_len, wishes)
         values["structured_outputs"] = wishes.constraint
         if wishes.reading is not None:
+            values["structured_outputs"] = wishes.constraint or strict_calls(wishes.reading.format, wishes.reading.options)
             values["skip_special_tokens"] = False  # the reader needs them, and leaves out those that nobody wants
             values["stop_in_thoughts"] = not wishes.reading.format.reads_thoughts
         info, text = self.info, self.text

@@ -7,6 +7,7 @@ counters are read from its last `EngineStats` when somebody asks.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -41,6 +42,8 @@ TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 
 LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 STEP_BUCKETS = (1, *(2**i for i in range(3, 15)))
 CHOICE_BUCKETS = (1, 2, 5, 10, 20)
+PARSE_MODES, PARSE_OUTCOMES = ("streaming", "non_streaming"), ("tool_call", "no_tool_call")
+REQUEST_TYPES = ("chat_completions", "responses", "other")
 PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
 NOT_LOAD = OPEN_PATHS | {"/load"}
 HTTP_BUCKETS = (0.1, 0.5, 1)
@@ -70,6 +73,14 @@ class Metrics:
         self._requests: RequestMetricSet | None = None
         refused = Counter("vllm:admission_rejections", "Requests refused.", ("model_name", "reason"), registry=self.registry)
         self._queue_full = refused.labels(model_name, "queue_full")
+        parsed = Counter(
+            "vllm:tool_call_parser_invocations",
+            "Choices of whole answers, and pieces of streamed ones, that were read for tool calls.",
+            ("model_name", "mode", "outcome", "request_type"),
+            registry=self.registry,
+        )
+        kinds = itertools.product(PARSE_MODES, PARSE_OUTCOMES, REQUEST_TYPES)
+        self._parsed = {kind: parsed.labels(model_name, *kind) for kind in kinds}
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
@@ -102,6 +113,10 @@ class Metrics:
     def on_refused(self) -> None:
         """The queue had no room for a request."""
         self._queue_full.inc()
+
+    def on_calls_read(self, request_type: str, is_streamed: bool, found: bool) -> None:
+        """A choice, or a piece of a streamed one, was read for tool calls. `found`: it holds one, or a part of one."""
+        self._parsed[PARSE_MODES[not is_streamed], PARSE_OUTCOMES[not found], request_type].inc()
 
     def on_step(self, stats: EngineStats) -> None:
         self.engine.on_step(stats)
@@ -278,6 +293,9 @@ class EngineFigures(Collector):
         yield _counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", labels, stats.prefix_hits)
         yield _counter("vllm:num_preemptions", "Preemptions.", labels, stats.num_preemptions)
         yield self._step_tokens.family("vllm:iteration_tokens_total", "Tokens of a step.", labels)
+        yield _counter(
+            "canter:jump_ahead_tokens", "Tokens that a grammar forced, and no step was spent on.", labels, stats.num_accepted_drafts
+        )
         yield _counter("canter:engine_restarts", "Restarts of the engine after it had died.", labels, self._num_restarts)
         if info is not None:
             yield self._cache_info(info)

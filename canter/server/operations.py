@@ -113,6 +113,13 @@ OPERATIONS: dict[Callable[..., Any], Operation] = {
     render.render_responses: Operation(
         "Render the input of a response", "Scale-out", scale_out.RenderResponsesRequest, scale_out.RenderedRequest
     ),
+    render.render_messages: Operation(
+        "Render a conversation of Anthropic's form",
+        "Scale-out",
+        scale_out.RenderMessagesRequest,
+        scale_out.RenderedRequest,
+        error=anthropic_schemas.ErrorAnswer,
+    ),
     render.derender_chat: Operation(
         "Generated tokens to a chat answer", "Scale-out", scale_out.DerenderChatRequest, (openai.ChatAnswer, scale_out.DerenderedChatChunk)
     ),

@@ -80,7 +80,7 @@ class ServerState:
             self.client.check_health()
             if self.text is None or self.client.info is None:
                 raise EngineNotReadyError("The model is still loading. Try again in a moment.")
-            self._generation = Generation(self.client, self.text, self.engine_args, self.traffic)
+            self._generation = Generation(self.client, self.text, self.engine_args, self.traffic, self.metrics.on_calls_read)
         return self._generation
 
     async def everywhere(self, method: str, *args: Any) -> list[Any]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from canter.core.errors import InvalidRequestError
-from canter.core.structured_outputs import StructuredOutputsParams
-from canter.text.parsing.options import Choice, Tool
+from canter.core.structured_outputs import PARAM, StructuredOutputsParams
+from canter.text.parsing.options import Choice, ParseOptions, Tool
+from canter.text.parsing.parser import OutputFormat
 
 MAX_TOOLS = 1024
 MAX_NAME_CHARS = 256
@@ -106,6 +110,15 @@ def check_named(name: str, names: Sequence[str]) -> None:
         )
 
 
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """A call's arguments as an object, for dialects that have them so; empty where the model wrote none."""
+    try:
+        value = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def forced_output(use: ToolUse) -> StructuredOutputsParams | None:
     """The grammar of an output that must be a call: a list of calls, or the arguments of the named function. None where it need not."""
     if use.choice not in ("named", "required"):
@@ -124,6 +137,26 @@ def forced_output(use: ToolUse) -> StructuredOutputsParams | None:
         entry = {"type": "object", "properties": properties, "required": ["name", "parameters"], "additionalProperties": False}
         calls["items"]["anyOf"].append(entry)
     return StructuredOutputsParams(json=calls)
+
+
+def strict_calls(format: OutputFormat, options: ParseOptions) -> StructuredOutputsParams | None:
+    """The grammar of an answer that may call strict functions: free text, and calls whose arguments obey. None where no function is
+    strict, or where nobody knows how to hold this model to them."""
+    written = format.written_calls
+    if options.tool_choice != "auto" or written is None or not any(tool.strict for tool in options.tools):
+        return None
+    for i, tool in enumerate(options.tools):
+        _checked_schema(tool, i)
+    tag = {"type": "structural_tag", "format": written.tag(options.tools, options.parallel_tool_calls)}
+    try:
+        return StructuredOutputsParams(structural_tag=tag)
+    except InvalidRequestError as error:
+        raise named_tools(error) from None
+
+
+def named_tools(error: InvalidRequestError) -> InvalidRequestError:
+    """An error of the grammar that `strict_calls` has made: what the user wrote are tools."""
+    return InvalidRequestError(re.sub(rf"^{PARAM}\.structural_tag", "tools", str(error)), "tools")
 
 
 def _checked_schema(tool: Tool, index: int) -> dict[str, Any]:

@@ -409,24 +409,6 @@ inline void pack_queries(const AttentionArgs& a, const AttentionStep& s, const A
     }
 }
 
-// e^x for x <= 0; NaN stays. As exp, without what only greater x need.
-inline Reg exp_falling(Reg x) {
-    const Reg low = Vec::set1(-87.33654f);
-    const Reg clamped = Vec::max(low, x);
-    const Reg n = Vec::round(Vec::mul(clamped, Vec::set1(1.44269504f)));
-    Reg r = Vec::fma(n, Vec::set1(-0.693359375f), clamped);
-    r = Vec::fma(n, Vec::set1(2.12194440e-4f), r);
-    Reg p = Vec::set1(1.0f / 5040);
-    p = Vec::fma(p, r, Vec::set1(1.0f / 720));
-    p = Vec::fma(p, r, Vec::set1(1.0f / 120));
-    p = Vec::fma(p, r, Vec::set1(1.0f / 24));
-    p = Vec::fma(p, r, Vec::set1(1.0f / 6));
-    p = Vec::fma(p, r, Vec::set1(0.5f));
-    p = Vec::fma(p, r, Vec::set1(1.0f));
-    p = Vec::fma(p, r, Vec::set1(1.0f));
-    return Vec::select_greater(low, x, Vec::zero(), Vec::mul(p, Vec::exp2_whole(n)));
-}
-
 inline float exp_one(float x) {
     float lanes[Vec::width];
     Vec::store(lanes, exp_falling(Vec::set1(x)));

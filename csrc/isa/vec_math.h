@@ -53,6 +53,24 @@ inline Reg exp(Reg x) {
     return Vec::select_greater(x, high, Vec::set1(__builtin_inff()), floored);
 }
 
+// e^x for x <= 0; NaN stays. As exp, without what only greater x need.
+inline Reg exp_falling(Reg x) {
+    const Reg low = Vec::set1(-87.33654f);
+    const Reg clamped = Vec::max(low, x);
+    const Reg n = Vec::round(Vec::mul(clamped, Vec::set1(1.44269504f)));
+    Reg r = Vec::fma(n, Vec::set1(-0.693359375f), clamped);
+    r = Vec::fma(n, Vec::set1(2.12194440e-4f), r);
+    Reg p = Vec::set1(1.0f / 5040);
+    p = Vec::fma(p, r, Vec::set1(1.0f / 720));
+    p = Vec::fma(p, r, Vec::set1(1.0f / 120));
+    p = Vec::fma(p, r, Vec::set1(1.0f / 24));
+    p = Vec::fma(p, r, Vec::set1(1.0f / 6));
+    p = Vec::fma(p, r, Vec::set1(0.5f));
+    p = Vec::fma(p, r, Vec::set1(1.0f));
+    p = Vec::fma(p, r, Vec::set1(1.0f));
+    return Vec::select_greater(low, x, Vec::zero(), Vec::mul(p, Vec::exp2_whole(n)));
+}
+
 // x * sigmoid(y): the common form of SiLU (y = x) and of the tanh form of GELU.
 inline Reg gate(Reg x, Reg y) {
     const Reg e = exp(Vec::sub(Vec::zero(), y));

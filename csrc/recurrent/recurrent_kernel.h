@@ -1,4 +1,6 @@
-// Included once per instruction set. A task is a tile of two vectors of one request's state.
+// Included once per instruction set. A task is a tile of two vectors of one request's state. Rows of a text pass a tile that is
+// kept close; a request that brings a single row has its state read and written once, in the order in which it lies in memory,
+// several tiles together. Both do the same to every element, in the same order.
 
 namespace canter::CANTER_ISA {
 
@@ -75,6 +77,61 @@ inline void walk(const RecurrentPlan& p, std::int64_t request, const Run& run, c
         if (p.write[s] >= 0) keep(static_cast<std::int64_t>(p.write[s]));
     }
 }
+
+inline constexpr std::int64_t kColumns = 512;  // of a state that a single row works on together
+
+// The request's row, if it has one row and one segment, otherwise -1.
+inline std::int64_t single_row(const RecurrentPlan& p, std::int64_t request) {
+    const std::int64_t segment = p.segment_start[request];
+    if (p.segment_start[request + 1] != segment + 1) return -1;
+    const std::int64_t row = segment == 0 ? 0 : p.ends[segment - 1];
+    return p.ends[segment] == row + 1 ? row : -1;
+}
+
+// Columns [begin, end) of one head's state, which the only row of a request reads and writes. No `from`: the state of what begins;
+// no `to`: it is not kept. `more`: the next head's state is next.
+struct Single {
+    std::int64_t row, begin, end;
+    const float* from;
+    float* to;
+    bool more;
+};
+
+// Walk tasks [begin, end): tile(request, head, column), and one(head, single) for requests of one row.
+template <class Tile, class One>
+inline void for_tasks(const RecurrentPlan& p, std::int64_t heads, std::int64_t depth, std::int64_t width, float* state, std::int64_t begin,
+                      std::int64_t end, const Tile& tile, const One& one) {
+    const std::int64_t tiles = (width + kTile - 1) / kTile, each = depth * width;
+    for (std::int64_t task = begin; task < end;) {
+        const std::int64_t request = task / (heads * tiles), head = task / tiles % heads, first = task % tiles;
+        const std::int64_t row = single_row(p, request);
+        if (row < 0) {
+            tile(request, head, first * kTile);
+            ++task;
+            continue;
+        }
+        const std::int64_t last = end - task < tiles - first ? first + end - task : tiles;
+        const std::int64_t read = p.read[request], write = p.write[p.segment_start[request]];
+        const auto at = [&](std::int64_t slot) { return state + (slot * heads + head) * each; };
+        task += last - first;
+        const bool more = head + 1 < heads && task < end;
+        for (std::int64_t column = first * kTile; column < last * kTile && column < width; column += kColumns) {
+            std::int64_t stop = last * kTile < width ? last * kTile : width;
+            if (stop - column > kColumns) stop = column + kColumns;
+            one(head, Single{row, column, stop, read < 0 ? nullptr : at(read), write < 0 ? nullptr : at(write), more});
+        }
+    }
+}
+
+// each(j, count) for the vectors of columns [begin, end): `count` lanes of each are columns.
+template <class F>
+inline void for_vectors(std::int64_t begin, std::int64_t end, const F& each) {
+    std::int64_t j = begin;
+    for (; j + Vec::width <= end; j += Vec::width) each(j, static_cast<std::int64_t>(Vec::width));
+    if (j < end) each(j, end - j);
+}
+
+inline Reg load_state(const float* p, std::int64_t count) { return p ? load_some(p, count) : Vec::zero(); }
 
 template <class T, int Taps>
 inline void conv_lanes(const ConvArgs& a, std::int64_t request, std::int64_t channel) {
@@ -215,21 +272,70 @@ inline void ssd_tile(const SsdArgs& a, std::int64_t request, std::int64_t head, 
     walk(a.plan, request, run, [&](std::int64_t slot) { write_tile(tile, a.width, a.depth, count, states + slot * size); });
 }
 
+// `Rows` rows of the state from `n` on: h = decay h + b u, y += c h.
+template <int Rows>
+inline void ssd_single_rows(const Single& one, std::int64_t n, std::int64_t width, Reg stays, const float* b, const float* c,
+                            const float* u, float* y) {
+    const float* from = one.from ? one.from + n * width : nullptr;
+    float* to = one.to ? one.to + n * width : nullptr;
+    for_vectors(one.begin, one.end, [&](std::int64_t j, std::int64_t count) {
+        const Reg in = Vec::load(u + j - one.begin);
+        Reg sum = Vec::load(y + j - one.begin);
+#pragma GCC unroll 4
+        for (std::int64_t i = 0; i < Rows; ++i) {
+            const Reg old = Vec::mul(stays, load_state(from ? from + i * width + j : nullptr, count));
+            const Reg h = Vec::fma(Vec::set1(b[n + i]), in, old);
+            if (to) store_some(to + i * width + j, h, count);
+            sum = Vec::fma(Vec::set1(c[n + i]), h, sum);
+        }
+        Vec::store(y + j - one.begin, sum);
+    });
+}
+
+template <class T>
+inline void ssd_single(const SsdArgs& a, std::int64_t head, const Single& one) {
+    const std::int64_t group = head / (a.heads / a.groups);
+    alignas(64) float space[sizeof(T) == 4 ? 1 : 2 * kMaxStateRows], u[kColumns], y[kColumns], widths[kChunk], decay[kChunk];
+    const float *b, *c;
+    ssd_steps(a, head, one.row, 1, widths, decay);
+    float_rows(static_cast<const T*>(a.b) + one.row * a.b_stride + group * a.depth, a.b_stride, 1, a.depth, space, &b);
+    float_rows(static_cast<const T*>(a.c) + one.row * a.c_stride + group * a.depth, a.c_stride, 1, a.depth,
+               space + (sizeof(T) == 4 ? 0 : kMaxStateRows), &c);
+    const T* x = static_cast<const T*>(a.x) + one.row * a.x_stride + head * a.width;
+    for_vectors(one.begin, one.end, [&](std::int64_t j, std::int64_t count) {
+        Vec::store(u + j - one.begin, Vec::mul(Vec::set1(widths[0]), load_some(x + j, count)));
+        Vec::store(y + j - one.begin, Vec::zero());
+    });
+    const Reg stays = Vec::set1(decay[0]), skip = a.d ? Vec::set1(a.d[head]) : Vec::zero();
+    std::int64_t n = 0;
+    for (; n + 4 <= a.depth; n += 4) ssd_single_rows<4>(one, n, a.width, stays, b, c, u, y);
+    for (; n < a.depth; ++n) ssd_single_rows<1>(one, n, a.width, stays, b, c, u, y);
+    T* out = static_cast<T*>(a.out) + (one.row * a.heads + head) * a.width;
+    for_vectors(one.begin, one.end, [&](std::int64_t j, std::int64_t count) {
+        const Reg sum = Vec::load(y + j - one.begin);
+        store_some(out + j, a.d ? Vec::fma(skip, load_some(x + j, count), sum) : sum, count);
+    });
+}
+
 inline void ssd_scan(const SsdArgs& a, std::int64_t begin, std::int64_t end) {
-    const std::int64_t tiles = (a.width + kTile - 1) / kTile;
-    for (std::int64_t task = begin; task < end; ++task) {
-        const std::int64_t request = task / (a.heads * tiles), head = task / tiles % a.heads, column = task % tiles * kTile;
-        a.type == DType::float32 ? ssd_tile<float>(a, request, head, column) : ssd_tile<bf16>(a, request, head, column);
-    }
+    for_tasks(
+        a.plan, a.heads, a.depth, a.width, a.state, begin, end,
+        [&](std::int64_t request, std::int64_t head, std::int64_t column) {
+            a.type == DType::float32 ? ssd_tile<float>(a, request, head, column) : ssd_tile<bf16>(a, request, head, column);
+        },
+        [&](std::int64_t head, const Single& one) {
+            a.type == DType::float32 ? ssd_single<float>(a, head, one) : ssd_single<bf16>(a, head, one);
+        });
 }
 
 template <class T>
 inline void selective_tile(const SelectiveArgs& a, std::int64_t request, std::int64_t column) {
     const std::int64_t count = a.width - column < kTile ? a.width - column : kTile, size = a.depth * a.width;
     float* states = a.state + column;
-    alignas(64) float tile[kMaxStateRows * kTile];
+    alignas(64) float tile[kMaxStateRows * kTile], slopes[kMaxStateRows * kTile];
     const std::int32_t read = a.plan.read[request];
     read_tile(read < 0 ? nullptr : states + read * size, a.width, a.depth, count, tile);
+    read_tile(a.a + column, a.width, a.depth, count, slopes);
     const Pair bias = a.dt_bias ? load_tile(a.dt_bias + column, count) : zero_pair();
     const Pair skip = a.d ? load_tile(a.d + column, count) : zero_pair();
     const auto run = [&](std::int64_t begin, std::int64_t end) {
@@ -241,8 +347,8 @@ inline void selective_tile(const SelectiveArgs& a, std::int64_t request, std::in
             const T *b = static_cast<const T*>(a.b) + t * a.b_stride, *c = static_cast<const T*>(a.c) + t * a.c_stride;
             Pair y = zero_pair();
             for (std::int64_t n = 0; n < a.depth; ++n) {
-                const Pair steep = mul(width, load_tile(a.a + n * a.width + column, count));
-                const Pair decayed = mul({exp(steep.lo), exp(steep.hi)}, load_whole(tile + n * kTile));
+                const Pair steep = mul(width, load_whole(slopes + n * kTile));
+                const Pair decayed = mul({exp_falling(steep.lo), exp_falling(steep.hi)}, load_whole(tile + n * kTile));
                 const Pair h = fma(Vec::set1(element(b + n)), u, decayed);
                 store_whole(tile + n * kTile, h);
                 y = fma(Vec::set1(element(c + n)), h, y);
@@ -258,12 +364,55 @@ inline void selective_tile(const SelectiveArgs& a, std::int64_t request, std::in
     walk(a.plan, request, run, [&](std::int64_t slot) { write_tile(tile, a.width, a.depth, count, states + slot * size); });
 }
 
-inline void selective_scan(const SelectiveArgs& a, std::int64_t begin, std::int64_t end) {
-    const std::int64_t tiles = (a.width + kTile - 1) / kTile;
-    for (std::int64_t task = begin; task < end; ++task) {
-        const std::int64_t request = task / tiles, column = task % tiles * kTile;
-        a.type == DType::float32 ? selective_tile<float>(a, request, column) : selective_tile<bf16>(a, request, column);
+template <class T>
+inline void selective_single(const SelectiveArgs& a, const Single& one) {
+    alignas(64) float widths[kColumns], u[kColumns], y[kColumns];
+    const auto row_of = [&](const void* rows, std::int64_t stride) { return static_cast<const T*>(rows) + one.row * stride; };
+    const T *x = row_of(a.x, a.x_stride), *b = row_of(a.b, a.b_stride), *c = row_of(a.c, a.c_stride), *dt = row_of(a.dt, a.dt_stride);
+    for_vectors(one.begin, one.end, [&](std::int64_t j, std::int64_t count) {
+        const Reg bias = a.dt_bias ? load_some(a.dt_bias + j, count) : Vec::zero();
+        const Reg width = softplus(Vec::add(load_some(dt + j, count), bias));
+        Vec::store(widths + j - one.begin, width);
+        Vec::store(u + j - one.begin, Vec::mul(width, load_some(x + j, count)));
+        Vec::store(y + j - one.begin, Vec::zero());
+    });
+    for (std::int64_t n = 0; n < a.depth; ++n) {
+        const float *slopes = a.a + n * a.width, *from = one.from ? one.from + n * a.width : nullptr;
+        float* to = one.to ? one.to + n * a.width : nullptr;
+        const Reg key = Vec::set1(element(b + n)), query = Vec::set1(element(c + n));
+        // The next row of the state is too far away for the machine to see it coming.
+        const std::int64_t ahead = n + 1 < a.depth ? a.width : 0;
+        for_vectors(one.begin, one.end, [&](std::int64_t j, std::int64_t count) {
+            __builtin_prefetch(slopes + ahead + j);
+            if (from) __builtin_prefetch(from + ahead + j, 1);
+            const Reg decay = exp_falling(Vec::mul(Vec::load(widths + j - one.begin), load_some(slopes + j, count)));
+            const Reg decayed = Vec::mul(decay, load_state(from ? from + j : nullptr, count));
+            const Reg h = Vec::fma(key, Vec::load(u + j - one.begin), decayed);
+            if (to) store_some(to + j, h, count);
+            Vec::store(y + j - one.begin, Vec::fma(query, h, Vec::load(y + j - one.begin)));
+        });
     }
+    T* out = static_cast<T*>(a.out) + one.row * a.width;
+    for_vectors(one.begin, one.end, [&](std::int64_t j, std::int64_t count) {
+        Reg sum = Vec::load(y + j - one.begin);
+        if (a.d) sum = Vec::fma(load_some(a.d + j, count), load_some(x + j, count), sum);
+        if (a.gate) {
+            const Reg z = load_some(row_of(a.gate, a.gate_stride) + j, count);
+            sum = Vec::mul(sum, gate(z, z));
+        }
+        store_some(out + j, sum, count);
+    });
+}
+
+inline void selective_scan(const SelectiveArgs& a, std::int64_t begin, std::int64_t end) {
+    for_tasks(
+        a.plan, 1, a.depth, a.width, a.state, begin, end,
+        [&](std::int64_t request, std::int64_t, std::int64_t column) {
+            a.type == DType::float32 ? selective_tile<float>(a, request, column) : selective_tile<bf16>(a, request, column);
+        },
+        [&](std::int64_t, const Single& one) {
+            a.type == DType::float32 ? selective_single<float>(a, one) : selective_single<bf16>(a, one);
+        });
 }
 
 // One row of the delta rule over a tile. `Update`: take the row in and give its output. `Next`: let the state decay for the row
@@ -325,16 +474,94 @@ inline void delta_tile(const DeltaArgs& a, std::int64_t request, std::int64_t he
     walk(a.plan, request, run, [&](std::int64_t slot) { write_tile(tile, a.width, a.depth, count, states + slot * size); });
 }
 
-inline void gated_delta(const DeltaArgs& a, std::int64_t begin, std::int64_t end) {
-    const std::int64_t tiles = (a.width + kTile - 1) / kTile;
-    for (std::int64_t task = begin; task < end; ++task) {
-        const std::int64_t request = task / (a.heads * tiles), head = task / tiles % a.heads, column = task % tiles * kTile;
-        if (a.type == DType::float32) {
-            a.each_channel ? delta_tile<float, true>(a, request, head, column) : delta_tile<float, false>(a, request, head, column);
-        } else {
-            a.each_channel ? delta_tile<bf16, true>(a, request, head, column) : delta_tile<bf16, false>(a, request, head, column);
+// What a single row's pass over the state adds up, even and odd rows apart.
+struct DeltaSums {
+    alignas(64) float even[kColumns], odd[kColumns];
+};
+
+// `Rows` rows of the state from `i` on, an even number before them. Without `Update`: let them decay, and gather what they hold under
+// the key. With it: the same, then take the row in (s += k u), and gather the output; they go to `to`.
+template <int Rows, bool Update, bool EachChannel>
+inline void delta_single_rows(const Single& one, std::int64_t i, std::int64_t depth, std::int64_t width, const float* decay, const float* k,
+                              const float* q, const float* u, DeltaSums& sums) {
+    const float* from = one.from ? one.from + i * width : nullptr;
+    float* to = one.to ? one.to + i * width : nullptr;
+    // While this head's state is at hand and its rows are taken in, memory brings the next one's.
+    const float* ahead = Update && one.more && from ? from + depth * width : nullptr;
+    for_vectors(one.begin, one.end, [&](std::int64_t j, std::int64_t count) {
+        const std::int64_t at = j - one.begin;
+        Reg total[2] = {Vec::load(sums.even + at), Rows > 1 ? Vec::load(sums.odd + at) : Vec::zero()};
+#pragma GCC unroll 4
+        for (std::int64_t r = 0; r < Rows; ++r) {
+            if (ahead) __builtin_prefetch(ahead + r * width + j, 1, 2);
+            Reg s = load_state(from ? from + r * width + j : nullptr, count);
+            s = Vec::mul(Vec::set1(decay[EachChannel ? i + r : 0]), s);
+            if constexpr (Update) {
+                s = Vec::fma(Vec::set1(k[i + r]), Vec::load(u + at), s);
+                if (to) store_some(to + r * width + j, s, count);
+                total[r % 2] = Vec::fma(Vec::set1(q[i + r]), s, total[r % 2]);
+            } else {
+                total[r % 2] = Vec::fma(Vec::set1(k[i + r]), s, total[r % 2]);
+            }
         }
+        Vec::store(sums.even + at, total[0]);
+        if (Rows > 1) Vec::store(sums.odd + at, total[1]);
+    });
+}
+
+template <bool Update, bool EachChannel>
+inline void delta_single_pass(const Single& one, std::int64_t depth, std::int64_t width, const float* decay, const float* k, const float* q,
+                              const float* u, DeltaSums& sums) {
+    for_vectors(0, one.end - one.begin, [&](std::int64_t j, std::int64_t) {
+        Vec::store(sums.even + j, Vec::zero());
+        Vec::store(sums.odd + j, Vec::zero());
+    });
+    std::int64_t i = 0;
+    for (; i + 4 <= depth; i += 4) delta_single_rows<4, Update, EachChannel>(one, i, depth, width, decay, k, q, u, sums);
+    if (i + 2 <= depth) {
+        delta_single_rows<2, Update, EachChannel>(one, i, depth, width, decay, k, q, u, sums);
+        i += 2;
     }
+    if (i < depth) delta_single_rows<1, Update, EachChannel>(one, i, depth, width, decay, k, q, u, sums);
+}
+
+template <class T, bool EachChannel>
+inline void delta_single(const DeltaArgs& a, std::int64_t head, const Single& one) {
+    const std::int64_t group = head / (a.heads / a.groups), channels = EachChannel ? a.depth : 1;
+    const float *q = a.q + one.row * a.q_stride + group * a.depth, *k = a.k + one.row * a.k_stride + group * a.depth;
+    const float* decay = a.decay + (one.row * a.heads + head) * channels;
+    const T* v = static_cast<const T*>(a.v) + one.row * a.v_stride + head * a.width;
+    T* out = static_cast<T*>(a.out) + (one.row * a.heads + head) * a.width;
+    alignas(64) float u[kColumns];
+    DeltaSums sums;
+    delta_single_pass<false, EachChannel>(one, a.depth, a.width, decay, k, nullptr, nullptr, sums);
+    const Reg beta = gate(Vec::set1(a.beta_scale), Vec::set1(element(a.beta, a.beta_type, one.row * a.beta_stride + head)));
+    for_vectors(one.begin, one.end, [&](std::int64_t j, std::int64_t count) {
+        const std::int64_t at = j - one.begin;
+        const Reg held = Vec::add(Vec::load(sums.even + at), Vec::load(sums.odd + at));
+        Vec::store(u + at, Vec::mul(beta, Vec::sub(load_some(v + j, count), held)));
+    });
+    delta_single_pass<true, EachChannel>(one, a.depth, a.width, decay, k, q, u, sums);
+    for_vectors(one.begin, one.end, [&](std::int64_t j, std::int64_t count) {
+        const std::int64_t at = j - one.begin;
+        store_some(out + j, Vec::add(Vec::load(sums.even + at), Vec::load(sums.odd + at)), count);
+    });
+}
+
+template <class T>
+inline void delta_tasks(const DeltaArgs& a, std::int64_t begin, std::int64_t end) {
+    for_tasks(
+        a.plan, a.heads, a.depth, a.width, a.state, begin, end,
+        [&](std::int64_t request, std::int64_t head, std::int64_t column) {
+            a.each_channel ? delta_tile<T, true>(a, request, head, column) : delta_tile<T, false>(a, request, head, column);
+        },
+        [&](std::int64_t head, const Single& one) {
+            a.each_channel ? delta_single<T, true>(a, head, one) : delta_single<T, false>(a, head, one);
+        });
+}
+
+inline void gated_delta(const DeltaArgs& a, std::int64_t begin, std::int64_t end) {
+    a.type == DType::float32 ? delta_tasks<float>(a, begin, end) : delta_tasks<bf16>(a, begin, end);
 }
 
 template <class T>

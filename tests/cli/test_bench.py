@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from canter.cli.bench import latency, limits, prefix, startup
+from canter.cli.bench import latency, limits, prefix, startup, structured
 from canter.cli.bench.limits import Limit, read_bandwidth
 from canter.cli.bench.prompts import random_prompts
 from canter.cli.bench.report import Report, number, summary
@@ -105,6 +105,7 @@ def test_counts_are_shown_whole() -> None:
     [
         (latency, ["--batch-size", "0"], "--batch-size: expected a whole number of at least 1, got '0'"),
         (latency, ["--num-iters", "1.5"], "--num-iters: expected a whole number of at least 1, got '1.5'"),
+        (structured, ["--batch-sizes", "1,x"], "--batch-sizes: expected whole numbers of at least 1, parted by commas, got '1,x'"),
         (prefix, ["--shared-prefix-len", "-1"], "--shared-prefix-len: expected a whole number of at least 0, got '-1'"),
     ],
 )
@@ -128,6 +129,19 @@ def test_latency_report_sets_decoding_beside_the_limit() -> None:
     assert report.data["decode_tokens_s_each"] == pytest.approx(40)
     assert report.data["decode_tokens_s_each_of_limit"] == pytest.approx(0.4)
     assert report.data["prefill_tokens_s"] == pytest.approx(40)
+
+
+def test_structured_report_sets_schemas_beside_what_is_free() -> None:
+    report = Report("structured")
+    structured.report_gaps({"alone": [0.01] * 100, "free": [0.02] * 100, "bound": [0.03] * 100}, report)
+    assert (report.data["gap_p99_to_alone"], report.data["gap_p99_to_free"]) == (pytest.approx(3), pytest.approx(1.5))
+    assert report.data["gap_bound_p100_ms"] == pytest.approx(30)
+
+
+def test_schemas_of_the_benchmark_differ_and_take_their_least_length() -> None:
+    assert len({json.dumps(structured.schema(i)) for i in range(50)}) == 50
+    assert structured.schema(3, 7)["minItems"] == 7
+    assert structured.sizes("") == () and structured.sizes("1, 32") == (1, 32)
 
 
 def test_prefix_measurement() -> None:

@@ -8,7 +8,7 @@ import { pathToFileURL } from "node:url";
 // The packages lie in a folder of their own, not beside this file.
 const require = createRequire(join(process.env.CANTER_NODE, "package.json"));
 const load = async (name) => import(pathToFileURL(require.resolve(name)).href);
-const { generateText, streamText, APICallError } = await load("ai");
+const { generateText, streamText, jsonSchema, APICallError } = await load("ai");
 const { createOpenAICompatible } = await load("@ai-sdk/openai-compatible");
 
 const { CANTER_URL: url, CANTER_KEY: key, CANTER_MODEL: name } = process.env;
@@ -62,6 +62,24 @@ const checks = {
   async completes_a_text() {
     const answer = await generateText({ ...options, model: provider(key).completionModel(name), prompt: "one, two, three," });
     assert.ok(answer.text.length > 0);
+  },
+  async calls_functions() {
+    const city = { type: "string", maxLength: 20 };
+    const inputSchema = jsonSchema({ type: "object", properties: { city }, required: ["city"], additionalProperties: false });
+    const tools = { weather: { description: "the weather of a city", inputSchema } };
+    const body = { ...options, prompt: "What is the weather in Paris?", maxOutputTokens: 120, tools };
+    for (const toolChoice of ["required", { type: "tool", toolName: "weather" }]) {
+      const answer = await generateText({ ...body, toolChoice });
+      assert.equal(answer.toolCalls[0].toolName, "weather");
+      assert.deepEqual(Object.keys(answer.toolCalls[0].input), ["city"]);
+      const stream = streamText({ ...body, toolChoice });
+      const parts = [];
+      for await (const part of stream.fullStream) parts.push(part);
+      assert.ok(parts.some((part) => part.type === "tool-input-delta"), parts.map((part) => part.type).join());
+      assert.deepEqual((await stream.toolCalls)[0].input, answer.toolCalls[0].input);
+    }
+    const plain = await generateText({ ...body, prompt: CAPITAL });
+    assert.match(plain.text, /Paris/);
   },
   async names_errors() {
     const failure = async (changes) => {

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import anthropic
-from checks import CAPITAL, COUNT, KEY, MODEL, URL, check, raises, run
+from checks import ASK, CAPITAL, CITY, COUNT, FUNCTIONS, KEY, MODEL, URL, check, raises, run, shown_how
 
 client = anthropic.Anthropic(base_url=URL, api_key=KEY, max_retries=0, timeout=120)
 USER = {"role": "user", "content": CAPITAL}
@@ -86,13 +87,54 @@ def system_blocks_and_a_history_with_tools():
     assert again.usage.input_tokens + again.usage.cache_read_input_tokens == total
 
 
+TOOLS = [{"name": name, "description": f"the {name} of a city", "input_schema": CITY} for name in FUNCTIONS]
+
+
+def whole_and_streamed(**body) -> anthropic.types.ToolUseBlock:
+    """The call of an answer, checked to be that of its stream."""
+    message = client.messages.create(**body)
+    [block] = message.content
+    assert block.type == "tool_use" and block.id and message.stop_reason == "tool_use"
+    with client.messages.stream(**body) as stream:
+        kinds = [event.type for event in stream]
+        [streamed] = stream.get_final_message().content
+    assert "input_json" in kinds and (streamed.name, streamed.input) == (block.name, block.input)
+    return block
+
+
+@check
+def calls_that_must_be():
+    for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "time"}):
+        block = whole_and_streamed(**ask({"role": "user", "content": ASK}, max_tokens=120, tools=TOOLS, tool_choice=choice))
+        assert set(block.input) == {"city"} and block.name in FUNCTIONS
+    assert block.name == "time"
+
+
+@check
+def calls_that_the_model_chooses():
+    block = whole_and_streamed(**ask(*shown_how(), tools=TOOLS))
+    assert (block.name, block.input) == ("weather", {"city": "Paris"})
+    result = {"type": "tool_result", "tool_use_id": block.id, "content": "rain"}
+    called = {"role": "assistant", "content": [{"type": "tool_use", "id": block.id, "name": block.name, "input": block.input}]}
+    after = client.messages.create(**ask(*shown_how(), called, {"role": "user", "content": [result]}, tools=TOOLS))
+    assert after.content and after.stop_reason in ("end_turn", "tool_use", "max_tokens")
+    plain = client.messages.create(**ask(tools=TOOLS))
+    assert "Paris" in plain.content[0].text and plain.stop_reason == "end_turn"
+
+
+@check
+def an_answer_that_obeys_a_schema():
+    message = client.messages.create(**ask(max_tokens=120, output_config={"format": {"type": "json_schema", "schema": CITY}}))
+    assert set(json.loads(message.content[0].text)) == {"city"}
+
+
 @check
 def errors():
     error = raises(anthropic.NotFoundError, client.messages.create, **ask(model="other"))
     assert error.body["error"]["type"] == "not_found_error" and "other" in error.body["error"]["message"]
     tool = {"name": "f", "input_schema": {"type": "object"}}
-    error = raises(anthropic.BadRequestError, client.messages.create, **ask(tools=[tool]))
-    assert error.body["error"]["type"] == "invalid_request_error" and "tools" in error.body["error"]["message"]
+    error = raises(anthropic.BadRequestError, client.messages.create, **ask(tools=[tool], tool_choice={"type": "tool", "name": "g"}))
+    assert error.body["error"]["type"] == "invalid_request_error" and "tool_choice" in error.body["error"]["message"]
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
     error = raises(anthropic.BadRequestError, client.messages.create, **ask({"role": "user", "content": [image]}), stream=True)
     assert "image" in error.body["error"]["message"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import ollama
-from checks import CAPITAL, COUNT, KEY, MODEL, URL, check, raises, run
+from checks import CAPITAL, CITY, COUNT, FUNCTIONS, KEY, MODEL, URL, check, raises, run, shown_how
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
 client = ollama.Client(host=URL, headers=HEADERS, timeout=120)
@@ -70,12 +71,52 @@ def the_model():
     assert "Paris" in client.chat(f"{MODEL}:latest", messages=user(CAPITAL), options=GREEDY).message.content
 
 
+TOOLS = [{"type": "function", "function": {"name": name, "description": f"the {name} of a city", "parameters": CITY}} for name in FUNCTIONS]
+
+
+@check
+def calls():
+    assert "tools" in client.show(MODEL).capabilities
+    answer = client.chat(MODEL, messages=shown_how(), tools=TOOLS, options=GREEDY)
+    [call] = answer.message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("weather", {"city": "Paris"})
+    assert answer.message.content == "" and answer.done_reason == "stop"
+    parts = list(client.chat(MODEL, messages=shown_how(), tools=TOOLS, options=GREEDY, stream=True))
+    assert [call.function for part in parts for call in part.message.tool_calls or ()] == [call.function]
+    result = {"role": "tool", "tool_name": "weather", "content": "rain"}
+    assert client.chat(MODEL, messages=[*shown_how(), answer.message, result], tools=TOOLS, options=GREEDY).done
+
+
+@check
+def calls_of_a_python_function():
+    def weather(city: str) -> str:
+        """Tell the weather.
+
+        Args:
+            city: Where.
+        """
+        return f"rain in {city}"
+
+    [call] = client.chat(MODEL, messages=shown_how(), tools=[weather], options=GREEDY).message.tool_calls
+    assert weather(**call.function.arguments) == "rain in Paris"
+
+
+@check
+def forms():
+    options = {"temperature": 0, "num_predict": 120}
+    answer = client.chat(MODEL, messages=user(CAPITAL), format=CITY, options=options)
+    assert set(json.loads(answer.message.content)) == {"city"}
+    parts = client.generate(MODEL, CAPITAL, format=CITY, options=options, stream=True)
+    assert set(json.loads("".join(part.response for part in parts))) == {"city"}
+    assert client.chat(MODEL, messages=user(CAPITAL), format="json", options=options).message.content.startswith("{")
+
+
 @check
 def errors():
     error = raises(ollama.ResponseError, client.chat, "other", messages=user("x"))
     assert error.status_code == 404 and "other" in error.error
-    error = raises(ollama.ResponseError, client.chat, MODEL, messages=user("x"), format="json")
-    assert error.status_code == 400 and "format" in error.error
+    error = raises(ollama.ResponseError, client.chat, MODEL, messages=user("x"), think=True)
+    assert error.status_code == 400 and "does not support thinking" in error.error
     error = raises(ollama.ResponseError, client.chat, MODEL, messages=user("x"), options={"mirostat": 2})
     assert error.status_code == 400 and "options.mirostat" in error.error
     error = raises(ollama.ResponseError, lambda: list(client.generate(MODEL, "x", stream=True, options={"temperature": -1})))

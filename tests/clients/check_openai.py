@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from typing import Annotated
 
 import openai
-from checks import CAPITAL, COUNT, KEY, MODEL, URL, check, raises, run
+from checks import ASK, CAPITAL, CITY, COUNT, FUNCTIONS, KEY, MODEL, URL, check, raises, run, shown_how
+from pydantic import BaseModel, Field
 
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0, timeout=120)
 
@@ -62,6 +65,67 @@ def chat_logprobs_and_choices():
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     for choice in answer.choices:
         assert all(len(entry.top_logprobs) == 3 and entry.logprob <= 0 for entry in choice.logprobs.content)
+
+
+TOOLS = [{"type": "function", "function": {"name": name, "description": f"the {name} of a city", "parameters": CITY}} for name in FUNCTIONS]
+
+
+def summed(chunks) -> list[list[str]]:
+    """Name and arguments of each call of a stream."""
+    calls: list[list[str]] = []
+    for chunk in chunks:
+        for part in chunk.choices[0].delta.tool_calls or ():
+            if part.index == len(calls):
+                assert part.id and part.type == "function"
+                calls.append([part.function.name, ""])
+            calls[part.index][1] += part.function.arguments or ""
+    return calls
+
+
+@check
+def calls_that_must_be():
+    for choice in ("required", {"type": "function", "function": {"name": "time"}}):
+        body = {**ask(ASK), "max_tokens": 120, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+        [found] = client.chat.completions.create(**body).choices
+        [call] = found.message.tool_calls
+        assert set(json.loads(call.function.arguments)) == {"city"} and found.finish_reason == (
+            "tool_calls" if choice == "required" else "stop"
+        )
+        assert summed(client.chat.completions.create(**body, stream=True)) == [[call.function.name, call.function.arguments]]
+    assert call.function.name == "time"
+
+
+@check
+def calls_that_the_model_chooses():
+    body = {**ask(ASK), "messages": shown_how(), "tools": TOOLS}
+    [found] = client.chat.completions.create(**body).choices
+    [call] = found.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Paris"})
+    assert found.finish_reason == "tool_calls" and found.message.content is None
+    assert summed(client.chat.completions.create(**body, stream=True)) == [["weather", call.function.arguments]]
+    with client.chat.completions.stream(**body) as stream:
+        kinds = {event.type for event in stream}
+        [final] = stream.get_final_completion().choices
+    assert "tool_calls.function.arguments.delta" in kinds and final.message.tool_calls[0].function.arguments == call.function.arguments
+    [plain] = client.chat.completions.create(**ask(CAPITAL), tools=TOOLS).choices
+    assert "Paris" in plain.message.content and plain.finish_reason == "stop" and not plain.message.tool_calls
+
+
+class Place(BaseModel):
+    """A city and its country."""
+
+    city: Annotated[str, Field(max_length=20)]
+    country: Annotated[str, Field(max_length=20)]
+
+
+@check
+def answers_parsed_into_classes():
+    body = {**ask(CAPITAL), "max_tokens": 120}
+    answer = client.chat.completions.parse(**body, response_format=Place)
+    assert isinstance(answer.choices[0].message.parsed, Place)
+    tool = openai.pydantic_function_tool(Place, name="place")
+    answer = client.chat.completions.parse(**body, tools=[tool], tool_choice="required", parallel_tool_calls=False)
+    assert isinstance(answer.choices[0].message.tool_calls[0].function.parsed_arguments, Place)
 
 
 @check

@@ -17,6 +17,14 @@ KEY = os.environ.get("CANTER_KEY", "")
 MODEL = os.environ.get("CANTER_MODEL", "")
 CAPITAL = "What is the capital of France? Answer in one sentence."
 COUNT = "Count from one to ten in words."
+CITY = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"], "additionalProperties": False}
+FUNCTIONS = ("weather", "time")
+ASK = "What is the weather in Paris?"
+EXAMPLES = [
+    (f"What is the weather in {city}?", f'<tool_call>\n{{"name": "weather", "arguments": {{"city": "{city}"}}}}\n</tool_call>')
+    for city in ("Oslo", "Rome", "Lima")
+]
+"""Questions, and how a model answers that calls a function: from these the bundled model learns it."""
 
 _checks: list[Callable[[], Any]] = []
 
@@ -25,6 +33,12 @@ def check(function: Callable[[], Any]) -> Callable[[], Any]:
     """Register a check: a function, perhaps a coroutine, that raises when something is wrong."""
     _checks.append(function)
     return function
+
+
+def shown_how() -> list[dict[str, str]]:
+    """A conversation in which the model has called a function before, and is asked again."""
+    turns = [[{"role": "user", "content": asked}, {"role": "assistant", "content": said}] for asked, said in EXAMPLES]
+    return [*(message for turn in turns for message in turn), {"role": "user", "content": ASK}]
 
 
 def raises(kind: type[BaseException], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -97,7 +97,7 @@ def server() -> Iterator[dict[str, str]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     arguments = ["--host", "127.0.0.1", "--port", str(port), "--api-key", KEY, "--served-model-name", MODEL, "--max-model-len", "2048",
-                 "--kv-cache-memory-bytes", "512M", "--disable-uvicorn-access-log"]  # fmt: skip
+                 "--kv-cache-memory-bytes", "512M", "--tool-call-parser", "hermes", "--disable-uvicorn-access-log"]  # fmt: skip
     process = subprocess.Popen([sys.executable, "-m", "canter.cli.main", "serve", *arguments])
     url = f"http://127.0.0.1:{port}"
     try:

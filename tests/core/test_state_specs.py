@@ -4,8 +4,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from canter.core.errors import ConfigError
-from canter.core.state_specs import CACHE_STORAGE, DTYPE_BYTES, PoolSpec, StateField, StateKind, attention_spec, plan_layout
+from canter.core.errors import ConfigError, UnsupportedModelError
+from canter.core.state_specs import (
+    CACHE_STORAGE,
+    DTYPE_BYTES,
+    PoolSpec,
+    SharedState,
+    SnapshotMode,
+    StateField,
+    StateKind,
+    attention_spec,
+    compressed_spec,
+    mla_spec,
+    open_window_spec,
+    place_snapshots,
+    plan_layout,
+    recurrent_spec,
+)
 
 
 def spec(window: int | None = None, heads: int = 2, dim: int = 16):
@@ -74,3 +89,48 @@ def test_every_layer_has_one_place(windows: list[int | None]) -> None:
     for group in layout.groups:
         assert len(group.layer_ids) <= layout.pools[group.pool_id].num_slots
         assert len({places[layer][2] for layer in group.layer_ids}) == len(group.layer_ids)
+
+
+def test_values_may_be_narrower_than_keys() -> None:
+    spec = attention_spec(2, 24, "bfloat16", 16, value_dim=16)
+    assert [f.shape for f in spec.fields] == [(2, 12, 16, 2), (2, 16, 16)]
+    assert spec.block_bytes == 2 * 16 * (24 + 16) * 2
+
+
+def test_latents_and_the_keys_of_their_index_lie_in_one_block() -> None:
+    spec = mla_spec(512, 64, "bfloat16", 16, index_dim=128)
+    assert (spec.kind, [(f.name, f.shape) for f in spec.fields]) == (StateKind.MLA, [("latent", (16, 576)), ("index_k", (16, 128))])
+    assert spec.block_bytes == 16 * (576 + 128) * 2
+
+
+def test_compressed_entries_stand_for_several_tokens() -> None:
+    spec = compressed_spec(4, 512, "bfloat16", 16)
+    assert (spec.kind, spec.fields[0].shape) == (StateKind.COMPRESSED, (4, 512))
+    window = open_window_spec(4, 1024, "float32", 16, overlaps=True)
+    assert (window.kind, window.window, window.fields[0].shape) == (StateKind.SLIDING_WINDOW, 8, (16, 1024))
+    with pytest.raises(ConfigError, match="block_size must be a multiple of 128"):
+        compressed_spec(128, 512, "bfloat16", 16)
+
+
+def test_recurrent_states_have_a_pool_that_does_not_grow_with_length() -> None:
+    """Every mixer has the same state, so one group and one block for all of a request; its fields are whole runs of memory."""
+    state = recurrent_spec({"conv": ((3, 10), "bfloat16"), "state": ((2, 4, 5), "float32")})
+    specs = {0: state, 1: spec(), 2: state, 3: state}
+    layout = plan_layout(place_snapshots(specs, SnapshotMode.ALIGN, 64))
+    assert [(g.spec.kind, g.layer_ids, g.spec.block_size) for g in layout.groups] == [
+        (StateKind.FULL, (1,), 16),
+        (StateKind.RECURRENT, (0, 2, 3), 64),
+    ]
+    assert [pool.grows for pool in layout.pools] == [True, False]
+    assert layout.pools[1].block_bytes == 3 * (3 * 10 * 2 + 2 * 4 * 5 * 4)
+    assert layout.uses(StateKind.RECURRENT) and not layout.uses(StateKind.MLA)
+    assert layout.hash_block_size == 16
+
+
+def test_a_layer_that_shares_has_the_place_of_its_owner() -> None:
+    layout = plan_layout({0: spec(), 1: spec(8), 2: SharedState(0), 3: SharedState(1)})
+    places = layout.slot_of_layer()
+    assert places[2] == places[0] and places[3] == places[1]
+    assert sum(len(group.layer_ids) for group in layout.groups) == 2
+    with pytest.raises(UnsupportedModelError, match="Layer 0 reads the memory of layer 1"):
+        plan_layout({0: SharedState(1), 1: SharedState(0)})

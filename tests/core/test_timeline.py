@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,24 @@ def test_a_forgotten_recording_is_bounded(tmp_path: Path, monkeypatch) -> None:
         timeline.around("x", lambda: None)()
     timeline.stop()
     assert len(events(path)) == 10
+
+
+def test_parts_follow_one_another_and_end_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timeline, path = Timeline(), tmp_path / "t.json"
+    parts = [("norm", {}), ("matmul", {"bytes": 7}), ("norm", {})]
+    timeline.add_parts(parts, [1.0, 1.0, 1.0])
+    timeline.start(str(path))
+    began = time.perf_counter_ns() / 1000
+    timeline.around("forward", lambda: (time.sleep(0.01), timeline.add_parts(parts, [0.001, 0.004, 0.002])))()
+    monkeypatch.setattr(module, "MAX_EVENTS", 6)
+    timeline.add_parts(parts, [1.0, 1.0, 1.0])
+    timeline.stop()
+    forward, *ops = events(path)
+    assert [(op["name"], op["args"], round(op["dur"])) for op in ops] == [
+        ("norm", {}, 1000), ("matmul", {"bytes": 7}, 4000), ("norm", {}, 2000),
+    ]  # fmt: skip
+    assert began <= forward["ts"] < ops[0]["ts"] and ops[-1]["ts"] + 2000 <= forward["ts"] + forward["dur"]
+    assert ops[1]["ts"] == pytest.approx(ops[0]["ts"] + 1000) and {op["tid"] for op in ops} == {forward["tid"]}
 
 
 def test_a_place_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:

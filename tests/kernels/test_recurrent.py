@@ -17,6 +17,7 @@ from canter.kernels.native.program import NativeProgram, new_recorder
 from canter.kernels.native.record_recurrent import NUM_REQUESTS
 from canter.kernels.ops import OPS
 from canter.kernels.recorder import RecordError, Symbol
+from canter.kernels.recurrent_inputs import ROW_ARGUMENTS
 from canter.kernels.recurrent_plan import RecurrentPlan
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -174,23 +175,13 @@ def test_programs_give_the_bits_of_the_ops(op: str, dtype: torch.dtype) -> None:
             elif isinstance(value, RecurrentPlan):
                 addresses[NUM_REQUESTS] = value.num_requests
                 recorded.append(RecurrentPlan(*(symbol(f"plan{j}", t) for j, t in enumerate(value.tensors))))  # type: ignore[arg-type]
-            elif isinstance(value, Tensor) and i in _row_arguments(op):
+            elif isinstance(value, Tensor) and i in ROW_ARGUMENTS[op]:
                 recorded.append(symbol(f"x{i}", value))
             else:
                 recorded.append(value)
         program = NativeProgram(recorder, fn(*recorded))
         assert same_bits(program.run(rows, [addresses[slot.name] for slot in recorder.slots]), expected)
         assert state is None or same_bits(state, given[at])
-
-
-def _row_arguments(op: str) -> tuple[int, ...]:
-    return {
-        "causal_conv": (0, 6, 7),
-        "ssd_scan": (0, 1, 4, 5),
-        "selective_scan": (0, 1, 4, 5, 7),
-        "gated_delta": (0, 1, 2, 3, 4),
-        "gated_rms_norm": (0, 1),
-    }.get(op, (0,))
 
 
 def test_recordings_refuse_what_they_could_not_hold() -> None:
@@ -221,3 +212,79 @@ def test_the_gated_delta_rule_is_that_of_transformers() -> None:
         expected, last = fn(q, k, v, g, beta.sigmoid(), initial_state=None, output_final_state=True, use_qk_l2norm_in_kernel=True)
         torch.testing.assert_close(found, expected[0], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(state[1], last[0], rtol=1e-4, atol=1e-4)
+
+
+def test_kimi_delta_attention_is_the_rule_with_a_decay_for_each_channel() -> None:
+    from transformers.models.kimi_linear.modeling_kimi_linear import (
+        KimiLinearRMSNormGated,
+        chunk_kimi_delta_attention,
+        recurrent_kimi_delta_attention,
+    )
+
+    rng = torch.Generator().manual_seed(0)
+    q, k, v, x, z = (torch.randn(1, 150, 3, 32, generator=rng) for _ in range(5))
+    beta = torch.randn(1, 150, 3, generator=rng)
+    slopes, bias = -torch.rand(3, generator=rng) - 0.1, torch.randn(3, 32, generator=rng)
+    norm, decay, scan = (bind(name, "cpu", torch.float32) for name in ("l2_norm", "decay_gate", "gated_delta"))
+    stays = decay(x[0], slopes, bias)
+    state = torch.zeros(3, 3, 32, 32)
+    keys = norm(q[0], 1e-6, 32**-0.5), norm(k[0], 1e-6)
+    found = scan(*keys, v[0], stays, beta[0], state, plan([0, 2], [99, 150], [-1], [1, 2]))
+    given = q, k, v, slopes[:, None] * torch.nn.functional.softplus(x + bias), beta.sigmoid()
+    for fn in (chunk_kimi_delta_attention, recurrent_kimi_delta_attention):
+        expected, last = fn(*given, initial_state=None, output_final_state=True, use_qk_l2norm_in_kernel=True)
+        torch.testing.assert_close(found, expected[0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(state[2], last[0], rtol=1e-4, atol=1e-4)
+    gated_norm = KimiLinearRMSNormGated(32, 1e-5)
+    torch.nn.init.normal_(gated_norm.weight)
+    out = bind("gated_rms_norm", "cpu", torch.float32)(found.flatten(1), z[0].flatten(1), gated_norm.weight.detach(), 1e-5, 32, False, True)
+    torch.testing.assert_close(out.unflatten(1, (3, 32)), gated_norm(found, z[0]).detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_lightning_attention_is_a_scan_with_a_constant_decay() -> None:
+    rng = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(70, 4, 24, generator=rng) for _ in range(3))
+    slopes = 2.0 ** -torch.arange(1, 5)
+    distance = (torch.arange(70)[:, None] - torch.arange(70)).float()
+    weights = torch.exp(-slopes[:, None, None] * distance).masked_fill(distance < 0, 0)
+    expected = torch.einsum("hts,thd,shd,she->the", weights, q, k, v)
+    scan, state = bind("ssd_scan", "cpu", torch.float32), torch.zeros(3, 4, 24, 24)
+    found = scan(v, None, None, -slopes, k, q, None, state, plan([0, 2], [64, 70], [-1], [1, 2]))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    after = torch.exp(-slopes[None] * (63 - torch.arange(64.0))[:, None])
+    torch.testing.assert_close(state[1], torch.einsum("sh,shd,she->hde", after, k[:64], v[:64]), rtol=1e-4, atol=1e-4)
+
+
+def test_the_short_convolution_of_lfm2_is_a_gated_causal_conv() -> None:
+    rng = torch.Generator().manual_seed(0)
+    b, c, x = torch.randn(40, 3 * 1024, generator=rng).chunk(3, 1)
+    weight = torch.randn(3, 1024, generator=rng)
+    padded = torch.nn.functional.pad((b * x).T[None], (2, 0))
+    expected = c * torch.nn.functional.conv1d(padded, weight.T[:, None], groups=1024)[0].T
+    conv, state = bind("causal_conv", "cpu", torch.float32), torch.zeros(2, 2, 1024)
+    found = conv(x, weight, None, state, plan([0, 1], [40], [-1], [1]), False, b, c)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(state[1], (b * x)[-2:])
+
+
+def test_gated_norms_are_those_of_transformers() -> None:
+    from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1RMSNormGated
+    from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
+    from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
+    from transformers.models.zamba2.modeling_zamba2 import Zamba2RMSNormGated
+
+    rng = torch.Generator().manual_seed(0)
+    x, z = (torch.randn(9, 96, generator=rng) * 3 for _ in range(2))
+    norm = bind("gated_rms_norm", "cpu", torch.float32)
+    expected: tuple[tuple[Any, int, bool], ...] = (
+        (MambaRMSNormGated(96, 96, 1e-5), 96, True),
+        (Zamba2RMSNormGated(96, 32, 1e-5), 32, True),
+        (FalconH1RMSNormGated(96, 1e-5, n_groups=3, norm_before_gate=False), 32, True),
+        (FalconH1RMSNormGated(96, 1e-5, n_groups=3, norm_before_gate=True), 32, False),
+        (Qwen3NextRMSNormGated(32, 1e-5), 32, False),
+    )
+    for module, group, gate_first in expected:
+        torch.nn.init.normal_(module.weight)
+        shape = (9, 3, 32) if module.weight.shape[0] == 32 else (9, 96)
+        theirs = module(x.view(shape), z.view(shape)).detach().reshape(9, 96)
+        torch.testing.assert_close(norm(x, z, module.weight.detach(), 1e-5, group, gate_first), theirs, rtol=1e-5, atol=1e-5)

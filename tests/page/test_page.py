@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from tests.e2e.conftest import Server, serve
+from tests.fake_core import FakeCore, say
 from tests.page.browser import SHIFT, Browser, Page
 from tests.page.canned import DONE, CannedServer, chunk, script
 
@@ -69,35 +70,65 @@ def test_stop_ends_the_work_of_the_engine(tab: Page, real: Server) -> None:
     assert len(tab.texts(".message")) == 4 and tab.problems == []
 
 
-def test_reasoning_and_tool_calls_are_folded(tab: Page, canned: CannedServer, picture: Callable[[Page, str], None]) -> None:
-    canned.script = script(
-        chunk(role="assistant", content=""),
-        chunk(reasoning="The user asks for the weather. "),
-        chunk(reasoning="I have a tool for that:\n\n- the city is **Oslo**\n- the unit is not said", reasoning_content="not twice"),
-        chunk(content="I will look up the weather for you."),
-        chunk(tool_calls=[{"index": 0, "id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": ""}}]),
-        chunk(tool_calls=[{"index": 0, "function": {"arguments": '{"city": "Os'}}]),
-        chunk(tool_calls=[{"index": 0, "function": {"arguments": 'lo", "days": 2}'}}]),
-        chunk(tool_calls=[{"index": 1, "id": "call_2", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}]),
-        chunk("tool_calls", usage={"completion_tokens": 61}),
-        DONE,
-    )
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": WEATHER}} for name in ("get_weather", "get_time")]
+CALLS = """<think>
+The user asks for the weather. I have a tool for that:
+
+- the city is **Oslo**
+- the unit is not said
+</think>
+
+I will look up the weather for you.
+<tool_call>
+{"name": "get_weather", "arguments": {"city": "Oslo", "days": 2}}
+</tool_call>
+<tool_call>
+{"name": "get_time", "arguments": {}}
+</tool_call>"""
+
+
+def test_reasoning_and_tool_calls_are_folded(tab: Page, picture: Callable[[Page, str], None]) -> None:
+    """What the server makes of a model's text, and what the page makes of the server's chunks."""
+    server = CannedServer(core=FakeCore(say(CALLS)), parsers=("hermes", "qwen3"))
+    try:
+        tab.open(server.url)
+        tab.fill("[name=tools]", '{"no": "list"}')
+        tab.begin("What will the weather be in Oslo?")
+        assert tab.eval("document.activeElement.name") == "tools" and not server.bodies
+        tab.fill("[name=tools]", json.dumps(TOOLS))
+        tab.fill("#prompt", "")
+        tab.say("What will the weather be in Oslo?")
+        assert server.bodies[-1]["tools"] == TOOLS
+        assert tab.texts(f"{ANSWER} summary") == ["Reasoning", "Tool call: get_weather", "Tool call: get_time"]
+        assert tab.eval("[...document.querySelectorAll('details')].map((e) => e.open)") == [False, False, False]
+        assert tab.text(TEXT) == "I will look up the weather for you."
+        tab.eval("document.querySelector('#prompt').blur()")
+        picture(tab, "page-folded")
+        tab.click(".reasoning summary")
+        tab.click(".tool summary")
+        assert "the city is Oslo" in tab.text(".reasoning") and tab.texts(".reasoning strong") == ["Oslo"]
+        assert json.loads(tab.text(".tool pre")) == {"city": "Oslo", "days": 2}
+        tab.eval("document.querySelector('#prompt').blur()")
+        picture(tab, "page-unfolded")
+        tab.say("And tomorrow?")
+        sent = server.bodies[-1]["messages"][1]
+        assert [call["function"]["name"] for call in sent["tool_calls"]] == ["get_weather", "get_time"]
+        assert sent["content"] == "I will look up the weather for you."
+        assert tab.text(f"{ANSWER} .error") == "" and tab.problems == []
+    finally:
+        server.close()
+
+
+def test_thoughts_under_both_names_are_shown_once(tab: Page, canned: CannedServer) -> None:
+    calls = [{"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    canned.script = script(chunk(reasoning="Hm.", reasoning_content="Hm."), chunk(tool_calls=calls), chunk("tool_calls"), DONE)
     tab.open(canned.url)
-    tab.say("What will the weather be in Oslo?")
-    assert tab.texts(f"{ANSWER} summary") == ["Reasoning", "Tool call: get_weather", "Tool call: get_time"]
-    assert tab.eval("[...document.querySelectorAll('details')].map((e) => e.open)") == [False, False, False]
-    assert tab.text(TEXT) == "I will look up the weather for you."
-    tab.eval("document.querySelector('#prompt').blur()")
-    picture(tab, "page-folded")
+    tab.say("Go")
     tab.click(".reasoning summary")
-    tab.click(".tool summary")
-    assert "the city is Oslo" in tab.text(".reasoning") and "not twice" not in tab.text(".reasoning")
-    assert json.loads(tab.text(".tool pre")) == {"city": "Oslo", "days": 2}
-    assert tab.texts(".reasoning strong") == ["Oslo"]
-    tab.say("And tomorrow?")
-    calls = canned.bodies[-1]["messages"][1]["tool_calls"]
-    assert [call["function"]["name"] for call in calls] == ["get_weather", "get_time"]
-    assert tab.problems == []
+    assert tab.text(".reasoning .markdown") == "Hm."
+    tab.say("And?")
+    assert canned.bodies[-1]["messages"][1]["content"] is None
 
 
 def test_a_reasoning_model_shows_that_it_thinks(tab: Page, canned: CannedServer) -> None:

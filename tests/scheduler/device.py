@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 from canter.core.messages import FINISH_LENGTH, FINISH_STOP, AddRequest
 from canter.core.plan import DRAFT_ON_DEVICE, NewRow, ScheduledRow, SchedulePlan, StepOutput, TokenLogprobs
 from canter.core.sampling_params import SamplingParams
-from canter.core.state_specs import StateLayout, attention_spec, plan_layout
+from canter.core.state_specs import (
+    SnapshotMode,
+    StateKind,
+    StateLayout,
+    StateSpec,
+    attention_spec,
+    place_snapshots,
+    plan_layout,
+    recurrent_spec,
+)
 
 ROOT_DIGEST = 0x9E3779B97F4A7C15
 
@@ -23,6 +32,13 @@ def layout_of(*windows: int | None, block_size: int = 4, head_dims: Sequence[int
     """One attention layer for each window (None: full attention); other head dims put layers into other pools."""
     dims = head_dims or [8] * len(windows)
     return plan_layout({i: attention_spec(1, dims[i], "float32", block_size, window) for i, window in enumerate(windows)})
+
+
+def layout_with_states(mode: SnapshotMode, interval: int, *windows: int | None, kind: StateKind | None = None) -> StateLayout:
+    """As `layout_of`, with a kind for those that have a window, and two recurrent layers."""
+    specs = {i: attention_spec(1, 8, "float32", 4, w, kind=kind if w else None) for i, w in enumerate(windows)}
+    states = {len(specs) + i: recurrent_spec({"state": ((2, 3), "float32")}) for i in range(2)}
+    return plan_layout(place_snapshots(specs | states, mode, interval))
 
 
 def request(request_id: str, prompt: int | Sequence[int], *, priority: int = 0, salt: str | None = None, **sampling: object) -> AddRequest:
@@ -56,6 +72,17 @@ def expected_output(message: AddRequest, max_model_len: int, vocab_size: int) ->
             return output, FINISH_STOP
         if len(output) == limit:
             return output, FINISH_LENGTH
+
+
+def _visible(spec: StateSpec, start: int, end: int, num_prompt_tokens: int) -> list[int]:
+    """What the queries from `start` to `end - 1` read."""
+    first, window = 0, spec.window or 0
+    if spec.kind is StateKind.CHUNKED_LOCAL:
+        first = start // window * window
+    elif window:
+        first = max(0, start - window + 1)
+    prompt = range(min(num_prompt_tokens, first)) if spec.kind is StateKind.PROMPT_WINDOW else ()
+    return [*prompt, *range(first, end)]
 
 
 @dataclass
@@ -93,6 +120,7 @@ class FakeDevice:
         self.rows: dict[str, Row] = {}
         self.lost_rows: set[str] = set()
         self.cache: dict[tuple[int, int, int, int], int] = {}
+        self.states: dict[tuple[int, int], int] = {}
         self.drafts: dict[str, list[int]] = {}
         self.random = random.Random(0)
         self.computed: dict[str, list[int]] = {}
@@ -101,6 +129,7 @@ class FakeDevice:
     def execute(self, plan: SchedulePlan) -> StepOutput:
         self._update_rows(plan)
         inputs = [self._place_inputs(row) for row in plan.rows]
+        self._run_states(plan, inputs)
         for scheduled, start in zip(plan.rows, inputs, strict=True):
             self._write(self.rows[scheduled.request_id], start, scheduled.num_tokens)
         for scheduled, start in zip(plan.rows, inputs, strict=True):
@@ -152,7 +181,7 @@ class FakeDevice:
         assert start + scheduled.num_tokens <= len(row.token_ids)
         return start
 
-    def _slots(self, row: Row, group: int, positions: range) -> list[tuple[int, int, int, int]]:
+    def _slots(self, row: Row, group: int, positions: Sequence[int]) -> list[tuple[int, int, int, int]]:
         spec, pool = self.layout.groups[group].spec, self.layout.groups[group].pool_id
         slots = []
         for position in positions:
@@ -161,9 +190,40 @@ class FakeDevice:
             slots.append((pool, group, block, position % spec.block_size))
         return slots
 
+    def _run_states(self, plan: SchedulePlan, inputs: list[int]) -> None:
+        """Recurrent layers: rows run side by side, so what one writes no other may read or write."""
+        for g, group in enumerate(self.layout.groups):
+            spec = group.spec
+            if spec.kind is not StateKind.RECURRENT:
+                continue
+            size, reads, writes = spec.block_size, dict[int, str](), dict[int, str]()
+            for scheduled, start in zip(plan.rows, inputs, strict=True):
+                row, end = self.rows[scheduled.request_id], start + scheduled.num_tokens
+                table = row.tables[g]
+                if start:
+                    block = table[(start - 1) // size]
+                    found = self.states.get((group.pool_id, block))
+                    assert block and found == row.digest(start - 1) ^ g, (
+                        f"{scheduled.request_id}: group {g}, state {block}: foreign content"
+                    )
+                    reads[block] = scheduled.request_id
+                keeps_all = spec.snapshots is SnapshotMode.ALL
+                for column in range(start // size if keeps_all else (end - 1) // size, (end - 1) // size + 1):
+                    assert table[column] and table[column] not in writes, f"group {g}: two rows write state {table[column]}"
+                    writes[table[column]] = scheduled.request_id
+            assert all(writes.get(block, owner) == owner for block, owner in reads.items()), f"group {g}: a row reads what another writes"
+            for scheduled, start in zip(plan.rows, inputs, strict=True):
+                row, end = self.rows[scheduled.request_id], start + scheduled.num_tokens
+                for column in range(start // size, (end - 1) // size + 1):
+                    block = row.tables[g][column]
+                    if writes.get(block) == scheduled.request_id:
+                        self.states[group.pool_id, block] = row.digest(min((column + 1) * size, end) - 1) ^ g
+
     def _write(self, row: Row, start: int, num_tokens: int) -> None:
         positions = range(start, start + num_tokens)
-        for g in range(len(self.layout.groups)):
+        for g, group in enumerate(self.layout.groups):
+            if group.spec.kind is StateKind.RECURRENT:
+                continue
             for (pool, _, block, offset), position in zip(self._slots(row, g, positions), positions, strict=True):
                 # A block belongs to one group at a time: the slot remembers which group wrote it last.
                 self.cache[pool, 0, block, offset] = row.digest(position) ^ g
@@ -171,8 +231,9 @@ class FakeDevice:
     def _read(self, request_id: str, start: int, num_tokens: int) -> None:
         row = self.rows[request_id]
         for g, group in enumerate(self.layout.groups):
-            first = max(0, start - group.spec.window + 1) if group.spec.window else 0
-            positions = range(first, start + num_tokens)
+            if group.spec.kind is StateKind.RECURRENT:
+                continue
+            positions = _visible(group.spec, start, start + num_tokens, row.num_prompt_tokens)
             for (pool, _, block, offset), position in zip(self._slots(row, g, positions), positions, strict=True):
                 found = self.cache.get((pool, 0, block, offset))
                 assert found == row.digest(position) ^ g, f"{request_id}: group {g}, position {position}, block {block}: foreign content"

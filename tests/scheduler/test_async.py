@@ -84,11 +84,34 @@ def test_drafts_from_the_host() -> None:
     output.draft_token_ids = [[7, 8, 9]]
     scheduler.update(first, output, 0.0)
     second = scheduler.schedule(0.0)
-    assert second.rows[0].draft_token_ids == (7, 8) and second.rows[0].num_tokens == 3
+    assert second.rows[0].draft_token_ids == (7, 8, 9) and second.rows[0].num_tokens == 4
     output = answer(second, A=[7])
     output.draft_token_ids = [[]]
     scheduler.update(second, output, 0.0)
     assert scheduler.schedule(0.0).rows[0].num_tokens == 1
+
+
+def test_drafts_from_the_host_begin_behind_what_is_in_flight() -> None:
+    scheduler = make()
+    scheduler.add(request("A", 4, max_tokens=20), 0.0)
+    first, second = scheduler.schedule(0.0), scheduler.schedule(0.0)
+    output = answer(first, A=[1])
+    output.draft_token_ids = [[7, 8, 9]]  # 7 is what the second step is about to bring
+    scheduler.update(first, output, 0.0)
+    third = scheduler.schedule(0.0)
+    assert (third.rows[0].draft_token_ids, third.rows[0].num_tokens) == ((8, 9), 3)
+    output = answer(second, A=[7])
+    output.draft_token_ids = [[8, 9]]
+    scheduler.update(second, output, 0.0)
+    fourth = scheduler.schedule(0.0)
+    assert (fourth.rows[0].draft_token_ids, fourth.rows[0].num_tokens) == ((), 1)
+    output = answer(third, A=[8])
+    output.draft_token_ids = [None]
+    (delta,) = scheduler.update(third, output, 0.0)
+    assert delta.new_token_ids == [8] and scheduler.stats().num_accepted_drafts == 0
+    (delta,) = scheduler.update(fourth, answer(fourth, A=[5]), 0.0)
+    assert scheduler.schedule(0.0).rows[0].num_tokens == 1
+    scheduler.check_invariants()
 
 
 def test_drafts_from_the_host_that_come_too_late_are_ignored() -> None:

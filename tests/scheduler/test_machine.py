@@ -14,12 +14,21 @@ from canter.core.errors import InvalidRequestError
 from canter.core.messages import AddRequest, RequestDelta
 from canter.core.plan import SchedulePlan, StepOutput
 from canter.core.sampling_params import SamplingParams
-from canter.core.state_specs import attention_spec, plan_layout
+from canter.core.state_specs import (
+    SnapshotMode,
+    StateKind,
+    attention_spec,
+    compressed_spec,
+    mla_spec,
+    open_window_spec,
+    plan_layout,
+)
 from canter.scheduler.cache.coordinator import CacheCoordinator
 from canter.scheduler.cache.managers import CacheLimits
 from canter.scheduler.scheduler import Scheduler
-from tests.scheduler.device import FakeDevice, expected_output, layout_of
+from tests.scheduler.device import FakeDevice, expected_output, layout_of, layout_with_states
 
+MAX_MODEL_LEN = 40
 LAYOUTS = {
     "full": layout_of(None),
     "window": layout_of(6),
@@ -27,9 +36,25 @@ LAYOUTS = {
     "full+2 windows": layout_of(None, 6, 6),
     "full+windows 1, 9": layout_of(None, 1, 9),
     "two pools": layout_of(None, 6, head_dims=[8, 16]),
+    "chunked": plan_layout({0: attention_spec(1, 8, "float32", 4, 8, kind=StateKind.CHUNKED_LOCAL)}),
+    "full+chunked": plan_layout(
+        {0: attention_spec(1, 8, "float32", 4), 1: attention_spec(1, 8, "float32", 4, 12, kind=StateKind.CHUNKED_LOCAL)}
+    ),
+    "prompt window": plan_layout({0: attention_spec(1, 8, "float32", 4, 6, kind=StateKind.PROMPT_WINDOW)}),
+    "full+prompt window": plan_layout(
+        {0: attention_spec(1, 8, "float32", 4), 1: attention_spec(1, 8, "float32", 4, 5, kind=StateKind.PROMPT_WINDOW)}
+    ),
+    "latents": plan_layout({0: mla_spec(8, 4, "float32", 4, index_dim=4)}),
+    "compressed": plan_layout({0: compressed_spec(2, 8, "float32", 4), 1: open_window_spec(2, 8, "float32", 4, overlaps=True)}),
+    "states": layout_with_states(SnapshotMode.NONE, MAX_MODEL_LEN),
+    "aligned states": layout_with_states(SnapshotMode.ALIGN, 8),
+    "all states": layout_with_states(SnapshotMode.ALL, 4),
+    "full+states": layout_with_states(SnapshotMode.NONE, MAX_MODEL_LEN, None),
+    "full+aligned states": layout_with_states(SnapshotMode.ALIGN, 4, None),
+    "full+window+aligned states": layout_with_states(SnapshotMode.ALIGN, 8, None, 6),
+    "full+chunked+all states": layout_with_states(SnapshotMode.ALL, 8, None, 8, kind=StateKind.CHUNKED_LOCAL),
     "two block sizes": plan_layout({0: attention_spec(1, 8, "float32", 4), 1: attention_spec(2, 8, "float32", 2, 5)}),
 }
-MAX_MODEL_LEN = 40
 STOP_TOKEN = 3
 
 
@@ -63,6 +88,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         accuracy: float,
         brings_drafts: bool,
     ) -> None:
+        if any(group.spec.kind is StateKind.RECURRENT for group in LAYOUTS[layout].groups):
+            chunked, num_drafts = True, 0  # what start-up refuses otherwise
         self.budget = budget if chunked else MAX_MODEL_LEN + budget
         self.max_num_seqs = max_num_seqs
         limits = CacheLimits(MAX_MODEL_LEN, self.budget, num_drafts)

@@ -39,6 +39,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions/render": {"messages": MESSAGES},
     "/v1/completions/render": {"prompt": "hi"},
     "/v1/responses/render": {"input": "hi"},
+    "/v1/messages/render": {"messages": MESSAGES, "max_tokens": 2},
     "/v1/chat/completions/derender": {"generate_response": GIVEN},
     "/v1/completions/derender": {"generate_responses": [GIVEN]},
     "/inference/v1/generate": {"token_ids": [104], "sampling_params": {"max_tokens": 2}},

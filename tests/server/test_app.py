@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
-from canter.core.errors import EngineDeadError, EngineError, EngineNotReadyError, EngineRestartingError, QueueFullError
+from canter.core.errors import ConfigError, EngineDeadError, EngineError, EngineNotReadyError, EngineRestartingError, QueueFullError
+from canter.server.args import ServerArgs
 from canter.server.metrics import count_buckets
 from canter.version import __version__
 from tests.fake_core import FakeCore, say
@@ -209,6 +211,22 @@ def test_metrics_tell_of_requests() -> None:
     assert got['http_requests_total{handler="/v1/chat/completions",method="POST",status="2xx"}'] == 1
     assert got['http_requests_total{handler="/v1/chat/completions",method="POST",status="4xx"}'] == 1
     assert "process_resident_memory_bytes" in got
+
+
+def test_metrics_under_a_name_of_ones_own() -> None:
+    async def body(h: Harness) -> list[str]:
+        await h.chat('"\nvllm:"')
+        return (await h.http.get("/metrics")).text.splitlines()
+
+    def names(lines: list[str]) -> list[str]:
+        return [re.split(r"[{ ]", line.removeprefix("# HELP ").removeprefix("# TYPE "))[0] for line in lines]
+
+    usual = names(with_harness(body, FakeCore(say("a"))))
+    own = names(with_harness(body, FakeCore(say("a")), metrics_prefix="canter"))
+    assert any(name.startswith("vllm:") for name in usual)
+    assert own == [name.replace("vllm:", "canter:") for name in usual]
+    with pytest.raises(ConfigError, match="metrics_prefix"):
+        ServerArgs.parse(metrics_prefix="other")
 
 
 def test_before_the_first_step_all_blocks_are_free() -> None:

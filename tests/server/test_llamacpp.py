@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from canter.core.structured_outputs import StructuredOutputsParams
 from tests.fake_core import CONTEXT, INFO, FakeCore, say
 from tests.server.helpers import Harness, error_of, with_harness
 
@@ -121,6 +122,32 @@ def test_sampling_reaches_the_engine() -> None:
     with_harness(body)
 
 
+GBNF = """# a list
+root ::= "[" ws ( item ( "," ws item )* )? "]"
+item ::= [0-9]{1,3} | "\\"" [^"\\\\\\n]* "\\"" |
+         root
+ws ::= [ \\t\\n]?
+"""
+
+
+def test_grammars_reach_the_engine() -> None:
+    async def body(h: Harness) -> None:
+        for fields in ({"grammar": GBNF}, {"json_schema": {"type": "array"}}, {"json_schema": {}}, {"grammar": ""}):
+            assert (await complete(h, n_predict=4, **fields)).status_code == 200
+        assert [request.sampling.structured_outputs for request in h.engine.core.seen] == [
+            StructuredOutputsParams(grammar=GBNF),
+            StructuredOutputsParams(json={"type": "array"}),
+            StructuredOutputsParams(json={}),
+            None,
+        ]
+        error = error_of(await complete(h, grammar=GBNF, json_schema={}), 400)
+        assert error["param"] == "json_schema" and "exclude" in error["message"]
+        message = error_of(await complete(h, grammar='root ::= "a"\nb ::= c'), 400)["message"]
+        assert message.startswith("grammar, line 2, column 7")
+
+    with_harness(body)
+
+
 BIG = 2**63
 BAD: dict[str, list[Any]] = {
     "prompt": ["", 5, [], {}, True, {"prompt_string": "x"}, ["a", [5]], [260], [-1], [BIG], [1.5], [1] * 600, ["a"] * 2000, ["a", 260]],
@@ -143,8 +170,21 @@ BAD: dict[str, list[Any]] = {
     "stream": ["x", 1],
     "return_tokens": ["x", 1],
     "timings_per_token": ["x", 1],
-    "grammar": ["root ::= x", 5],
-    "json_schema": [{"type": "object"}],
+    "grammar": [
+        "root ::= x",  # no such rule
+        "start: /a+/",  # Lark
+        "other ::= [a-z]+",
+        'root ::= "a" <[1000]>',  # a token
+        'root ::= !"a"',
+        'root ::= ("a"',
+        "root ::= [",
+        "root ::= [a-z]{1,99999}",
+        "x" * 2**18,
+        5,
+    ],
+    "json_schema": [{"type": "wrong"}, "x", 5, []],
+    "grammar_lazy": [True],
+    "grammar_triggers": [[{"type": 0, "value": "x"}]],
     "dynatemp_range": [0.5],
     "typical_p": [0.5],
     "xtc_probability": [0.5],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -10,6 +11,8 @@ import httpx
 import pytest
 
 from canter.core.errors import EngineDeadError, EngineError
+from canter.core.structured_outputs import StructuredOutputsParams
+from canter.text.chat_template import ChatTemplate
 from tests.fake_core import CONTEXT, EOS_ID, FakeCore, say
 from tests.server.helpers import Harness, with_harness
 from tests.server.test_app import Connection, until
@@ -84,6 +87,112 @@ def test_the_length_ends_it() -> None:
     assert generated(stream=False, options={"num_predict": 3}).json()["done_reason"] == "length"
     answer = generated(stream=False, options={"num_predict": -1}).json()
     assert answer["eval_count"] + answer["prompt_eval_count"] == CONTEXT
+
+
+PARSERS = ("hermes", "qwen3")
+WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [{"type": "function", "function": {"name": name, "description": "", "parameters": WEATHER}} for name in ("weather", "time")]
+CALLS = "".join(
+    f"<tool_call>{json.dumps({'name': name, 'arguments': {'city': city}})}</tool_call>\n"
+    for name, city in (("weather", "Köln"), ("time", "Rom"))
+)
+TOLD = [{"index": 0, "name": "weather", "arguments": {"city": "Köln"}}, {"index": 1, "name": "time", "arguments": {"city": "Rom"}}]
+
+
+def said(text: str, path: str = "chat", parsers: tuple[str, str] | None = PARSERS, **fields: Any) -> httpx.Response:
+    """The answer to a request for which the model writes this text."""
+    body = {"prompt": "hi"} if path == "generate" else {"messages": [USER]}
+    return with_harness(lambda h: post(h, path, **{**body, **fields}), FakeCore(say(text)), parsers=parsers)
+
+
+def both(text: str, path: str = "chat", **fields: Any) -> dict[str, Any]:
+    """What an answer says, checked to be what its stream says too; ids of calls aside."""
+    answer = said(text, path, stream=False, **fields).json()
+    *lines, last = lines_of(said(text, path, **fields))
+    assert last["done"] and not any(line["done"] for line in lines) and last["done_reason"] == answer["done_reason"]
+    messages = [line["message"] for line in (*lines, last)] if path == "chat" else [*lines, last]
+    name = "content" if path == "chat" else "response"
+    whole = answer["message"] if path == "chat" else answer
+    assert all(message[name] or message.get("thinking") or message.get("tool_calls") for message in messages[:-1])
+    assert messages[-1][name] == "" and "thinking" not in messages[-1] and "tool_calls" not in messages[-1]
+    found = {
+        name: "".join(message[name] for message in messages),
+        "thinking": "".join(message.get("thinking", "") for message in messages) or None,
+        "calls": [call["function"] for message in messages for call in message.get("tool_calls", [])],
+    }
+    assert found[name] == whole[name] and found["thinking"] == whole.get("thinking")
+    assert found["calls"] == [call["function"] for call in whole.get("tool_calls", [])]
+    assert len({call["id"] for call in whole.get("tool_calls", [])}) == len(found["calls"])
+    return found | {"done_reason": answer["done_reason"]}
+
+
+def test_thoughts_content_and_calls() -> None:
+    found = both("<think>Hm.</think>Let me see." + CALLS, tools=TOOLS)
+    assert found == {"thinking": "Hm.", "content": "Let me see.", "calls": TOLD, "done_reason": "stop"}
+    assert both("<think>Hm.</think>" + CALLS, tools=TOOLS, think="high")["content"] == ""
+    quiet = {"thinking": None, "content": "So.", "calls": [], "done_reason": "stop"}
+    assert both("So.", think=False) == both("Hm.</think>So.", parsers=("hermes", "deepseek_r1"), think=False) == quiet
+    assert both(CALLS)["content"].strip() == CALLS.strip()
+
+
+def test_a_call_that_is_cut_off_is_not_told() -> None:
+    found = both(CALLS, tools=TOOLS, options={"num_predict": len(CALLS.encode()) - 30})
+    assert (found["calls"], found["done_reason"]) == (TOLD[:1], "length")
+
+
+def test_a_stream_tells_content_at_once_though_tools_are_offered() -> None:
+    lines = lines_of(said("Well, no.", tools=TOOLS))
+    assert [line["message"]["content"] for line in lines[:3]] == ["W", "e", "l"]
+
+
+def test_generated_texts_have_thoughts_too() -> None:
+    assert both("<think>Hm.</think>So.", "generate") == {"thinking": "Hm.", "response": "So.", "calls": [], "done_reason": "stop"}
+    assert both("<think>Hm.</think>So.", "generate", raw=True)["response"] == "<think>Hm.</think>So."
+    assert both("<think>Hm.</think>So.", "generate", raw=True, think=True)["thinking"] == "Hm."
+
+
+def test_the_template_hears_of_tools_and_thoughts() -> None:
+    template = "{{ (tools or []) | length }}|{{ enable_thinking }}|{{ reasoning_effort | default('-') }}"
+
+    def prompt(**fields: Any) -> str:
+        async def body(h: Harness) -> str:
+            state = h.app.state.server
+            state.text = replace(state.text, chat_template=ChatTemplate(template))
+            assert (await post(h, "chat", messages=[USER], **fields)).status_code == 200
+            return bytes(h.engine.core.seen[0].prompt_token_ids).decode()
+
+        return with_harness(body, FakeCore(say("x")), parsers=PARSERS)
+
+    assert prompt(tools=TOOLS) == "2|True|-"
+    assert prompt(think="low") == "0|True|low" and prompt(think=False) == "0|False|-"
+
+
+@pytest.mark.parametrize("path", ["generate", "chat"])
+def test_forms_reach_the_engine(path: str) -> None:
+    async def body(h: Harness) -> None:
+        given = {"prompt": "hi"} if path == "generate" else {"messages": [USER]}
+        for form in ("json", WEATHER, {}, "", None):
+            assert (await post(h, path, **given, format=form, options={"num_predict": 4})).status_code == 200
+        assert [request.sampling.structured_outputs for request in h.engine.core.seen] == [
+            StructuredOutputsParams(json_object=True),
+            StructuredOutputsParams(json=WEATHER),
+            StructuredOutputsParams(json={}),
+            None,
+            None,
+        ]
+
+    with_harness(body)
+
+
+def test_models_that_cannot_say_so_in_ollamas_words() -> None:
+    assert refused(chatted(tools=TOOLS)).startswith('"m" does not support tools')
+    assert refused(chatted(think=True)).startswith('"m" does not support thinking')
+    assert refused(generated(think="low")).startswith('"m" does not support thinking')
+
+    async def capabilities(h: Harness) -> list[str]:
+        return (await h.http.post("/api/show", json={"model": "m"})).json()["capabilities"]
+
+    assert with_harness(capabilities, parsers=PARSERS) == ["completion", "tools", "thinking"]
 
 
 def prompt_of(path: str, **fields: Any) -> str:
@@ -190,8 +299,8 @@ SHARED: dict[str, list[Any]] = {
     "stream": ["x", 1, []],
     "options": [5, "x", [], True],
     "keep_alive": [[], {}, True],
-    "format": ["json", {"type": "object"}, 5],
-    "think": [True, "high", 5],
+    "format": ["xml", {"type": "wrong"}, 5, [], True],
+    "think": [True, "high", "much", 5, []],
     "logprobs": [True, 1],
     "top_logprobs": [3],
 }
@@ -219,7 +328,15 @@ CHAT: dict[str, list[Any]] = {
         {},
         5,
     ],
-    "tools": [[{"type": "function", "function": {"name": "f"}}], "x", 5],
+    "tools": [
+        [{"type": "function", "function": {"name": "f"}}],
+        [{"type": "search", "function": {"name": "f"}}],
+        [{"type": "function", "function": {"parameters": {}}}],
+        [{"function": {"name": "f", "parameters": "x"}}],
+        [{"function": {"name": "f"}}] * 2,
+        "x",
+        5,
+    ],
 }
 OPTIONS: dict[str, list[Any]] = {
     "num_predict": [0, BIG, 10**30, 1.5, "x", True, 513],

@@ -259,10 +259,31 @@ def test_bodies_of_very_many_parts_are_refused_before_they_are_decoded(name: str
         body_module.parse(TINY_PARTS[name], kind)
 
 
+@pytest.mark.parametrize("fields", [b'"x":1', b'"x" : {"y":[]}', b'"n":null'])
+def test_bodies_of_very_many_fields_are_refused_before_they_are_split(fields: bytes) -> None:
+    """Unknown ones, too: the decoder compares every name with all that it knows."""
+    body = b'{"messages": [], ' + b",".join([fields] * 201_000) + b"}"
+    with pytest.raises(InvalidRequestError, match="more than 200000 fields"):
+        body_module.parse(body, ChatRequest)
+    text = json.dumps({"messages": [{"role": "user", "content": body.decode()}]}).encode()
+    assert body_module.parse(text, ChatRequest).messages[0].content == body.decode()
+
+
+@pytest.mark.parametrize("escape", ["\\n", "\\u4e00", "\\ud83d\\ude00", "\\\\"])
+def test_bodies_of_very_many_escapes_are_refused(escape: str) -> None:
+    def body(number: int) -> bytes:
+        return b'{"messages": [{"role": "user", "content": "' + (escape * number).encode() + b'"}]}'
+
+    most = 1_000_000 // escape.count("\\")
+    assert len(body_module.parse(body(most), ChatRequest).messages[0].content) == most
+    with pytest.raises(InvalidRequestError, match="more than 1000000 backslashes"):
+        body_module.parse(body(most + 1), ChatRequest)
+
+
 @pytest.mark.parametrize("text", ["if (a[0]) { b: [1, 2], c: {} };", '"[{\\"', "\\", '"', '\\\\"[', ",,::"])
 def test_marks_in_texts_are_no_parts(text: str) -> None:
     """Programs as prompts: longer than the part of a body that is looked at first."""
-    long = text * 300_000
+    long = text * 150_000
     body = json.dumps({"messages": [{"role": "user", "content": long}, {"role": "user", "content": text}], "user": "[" * 200_000})
     read = body_module.parse(body.encode(), ChatRequest)
     assert [message.content for message in read.messages] == [long, text]

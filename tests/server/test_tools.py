@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -328,3 +329,62 @@ def test_responses_forms() -> None:
     choice = {"type": "function", "name": "weather"}
     [item] = respond('{"city": "B"}', parsers=None, tools=RESPONSES_TOOLS, tool_choice=choice).json()["output"]
     assert (item["type"], item["name"], item["status"]) == ("function_call", "weather", "completed")
+
+
+def strict_tools(**parameters: Any) -> list[dict[str, Any]]:
+    schema = {"type": "object", "properties": {"city": {"enum": ["Rom"]}, **parameters}, "required": ["city"]}
+    return [{"type": "function", "function": {"name": "weather", "parameters": schema, "strict": True}}, TOOLS[1]]
+
+
+def test_strict_functions_bind_calls_that_the_model_chooses_to_make() -> None:
+    async def go(h: Harness) -> None:
+        assert (await h.chat(tools=TOOLS)).status_code == 200
+        assert (await h.chat(tools=strict_tools())).status_code == 200
+        assert (await h.chat(tools=strict_tools(), response_format={"type": "json_object"})).status_code == 200
+        assert (await h.chat(tools=strict_tools(), tool_choice="none")).status_code == 200
+        free, strict, shaped, none = [request.sampling.structured_outputs for request in h.engine.core.seen]
+        assert free is None and none is None
+        assert strict is not None and isinstance(strict.structural_tag, str)
+        tag = json.loads(strict.structural_tag)["format"]
+        assert [one["content"]["json_schema"].get("required") for one in tag["tags"]] == [["city"], None]
+        assert shaped is not None and shaped.json_object  # what is asked for by name
+
+    with_harness(go, FakeCore(say("Text." + CALL)), parsers=("hermes", None))
+
+
+def test_a_strict_function_that_cannot_be_held_to_is_refused_by_name() -> None:
+    error = error_of(chat("", tools=strict_tools(days={"not": {"type": "string"}})), 400)
+    assert error["param"] == "tools" and error["message"].startswith("tools can't be served")
+
+
+# --- Metrics -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_read_for_calls_is_counted() -> None:
+    """As vLLM counts: choices of whole answers, pieces of streams."""
+
+    async def body(h: Harness) -> dict[tuple[str, str, str], float]:
+        assert (await h.chat(n=2, tools=TOOLS)).status_code == 200
+        assert (await h.chat(stream=True, tools=TOOLS)).status_code == 200
+        assert (await h.chat()).status_code == (await h.chat(tools=TOOLS, tool_choice="none")).status_code == 200
+        answer = {"input": "hi", "tools": RESPONSES_TOOLS, "max_output_tokens": 3}
+        assert (await h.http.post("/v1/responses", json=answer)).status_code == 200
+        spoken = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS, "stream": False}
+        assert (await h.http.post("/api/chat", json=spoken)).status_code == 200
+        counted = {}
+        for line in (await h.http.get("/metrics")).text.splitlines():
+            if line.startswith("vllm:tool_call_parser_invocations_total{"):
+                labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
+                assert labels.pop("model_name") == "m"
+                counted[labels["request_type"], labels["mode"], labels["outcome"]] = float(line.rpartition(" ")[2])
+        return counted
+
+    text = "</think>" + CALL
+    counted = with_harness(body, FakeCore(say(text)), parsers=PARSERS)
+    assert len(counted) == 12
+    streamed_pieces = counted["chat_completions", "streaming", "tool_call"], counted["chat_completions", "streaming", "no_tool_call"]
+    # Pieces that wait for a busy reader are joined.
+    assert 2 <= sum(streamed_pieces) <= len(text.encode()) + 1 and streamed_pieces[0] >= 1
+    assert counted["chat_completions", "non_streaming", "tool_call"] == 2
+    assert counted["responses", "non_streaming", "no_tool_call"] == counted["other", "non_streaming", "tool_call"] == 1
+    assert counted["chat_completions", "non_streaming", "no_tool_call"] == counted["other", "streaming", "tool_call"] == 0

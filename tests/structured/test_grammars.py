@@ -175,7 +175,9 @@ def test_params_take_what_fits() -> None:
 
 def test_config() -> None:
     assert StructuredOutputsConfig.parse({"backend": "guidance"}).backend == "guidance"
-    for value in ({"backend": "xgrammar"}, {"nope": 1}, {"backend": 1}, []):
+    with pytest.raises(ConfigError, match="'xgrammar' is not served: it ignores keywords"):
+        StructuredOutputsConfig.parse({"backend": "xgrammar"})
+    for value in ({"backend": "outlines"}, {"nope": 1}, {"backend": 1}, []):
         with pytest.raises(ConfigError):
             StructuredOutputsConfig.parse(value)
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,6 +91,11 @@ class NativeProgram:
         flat = arena[start : start + rows * self._result_bytes].view(self._result.dtype)
         return flat.view(rows, *self._result.tail)
 
+    @cached_property
+    def labels(self) -> list[tuple[str, dict[str, Any]]]:
+        """Each instruction's op, and what there is to say of the weights that it multiplies by."""
+        return [(instruction.op, _weights_label(instruction.weights)) for instruction in self.instructions]
+
     @property
     def ops(self) -> list[str]:
         """The op of each instruction, in order."""
@@ -101,6 +108,13 @@ class NativeProgram:
         if self._arena.numel() < needed:
             self._arena = allocate_packed(max(needed, 2 * self._arena.numel(), _LEAST_BYTES))
         return self._arena
+
+
+def _weights_label(weights: PackedMatrix | None) -> dict[str, Any]:
+    if weights is None:
+        return {}
+    formats = ", ".join(dict.fromkeys(part.format for part in weights.parts))
+    return {"weights": f"{' x '.join(map(str, weights.shape))} {formats}", "bytes": weights.nbytes}
 
 
 def _described(instruction: Instruction) -> Described:

@@ -9,135 +9,43 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
 
 import numpy as np
 from torch import Tensor
 
 from canter.core.errors import InvalidRequestError
-from canter.core.grammar import Grammars, MaskArray, Matcher, mask_width
+from canter.core.grammar import Grammars, MaskArray, mask_width
 from canter.core.plan import RowError
 from canter.core.sampling_params import SamplingParams
-from canter.core.structured_outputs import StructuredOutputsParams
+from canter.runner.sampling.bound_output import BoundOutput, BoundOutputs, Phase
 from canter.runner.sampling.rows import IntArray, upload
 from canter.runner.sampling.states import Feature, RowStates, SampleBatch
-from canter.runner.sampling.thinking import Markers, open_thought
-
-NEAR_TOKENS = 6
-"""A thought that ends so near to the prompt's end was put there to say that there is none."""
 
 Told = Callable[[], tuple[Tensor, Tensor]]
 """A step's tokens on the host: [S, W], of which the first [S] count. Waits for them."""
 
 
-class Phase(IntEnum):
-    """Where an output stands: within a thought; at its very start, where a thought may begin; bound by its grammar; or ended, where
-    whatever comes means nothing; or lost, by a token that its grammar does not allow."""
-
-    THOUGHT = 0
-    START = 1
-    BOUND = 2
-    OVER = 3
-    LOST = 4
-
-
-@dataclass(slots=True)
-class Progress:
-    """What of an output matters to its masks. `tail`: the last tokens of a thought."""
-
-    phase: Phase
-    num_tokens: int = 0
-    tail: tuple[int, ...] = ()
-
-
-@dataclass(slots=True)
-class _Output:
-    """A request's output. `ends`: the bits of `end_ids`, the tokens that end it."""
-
-    matcher: Matcher
-    wanted: StructuredOutputsParams
-    min_tokens: int
-    end_ids: frozenset[int]
-    ends: MaskArray
-    progress: Progress
-    error: RowError | None = None
-
-    def take(self, token_ids: Sequence[int]) -> int:
-        """Move on by these tokens; returns how many of them the matcher took."""
-        return sum(self._take(token_id) for token_id in token_ids)
-
-    def _take(self, token_id: int) -> int:
-        progress = self.progress
-        progress.num_tokens += 1
-        if progress.phase is Phase.START:
-            progress.phase = Phase.THOUGHT if [token_id] == self.wanted.thought_start_ids else Phase.BOUND
-            if progress.phase is Phase.THOUGHT:
-                return 0
-        if progress.phase >= Phase.OVER:
-            return 0
-        if token_id in self.end_ids:
-            progress.phase = Phase.OVER
-            return 0
-        if progress.phase is Phase.THOUGHT:
-            end = tuple(self.wanted.thought_end_ids)
-            progress.tail = (*progress.tail, token_id)[-len(end) :]
-            if progress.tail == end:
-                progress.phase = Phase.BOUND
-            return 0
-        taken = self.matcher.accept([token_id])
-        if not taken:
-            progress.phase = Phase.LOST
-        return taken
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether the grammar has a say in the next token."""
-        return self.progress.phase in (Phase.START, Phase.BOUND)
-
-    @property
-    def is_early(self) -> bool:
-        """Whether the next token must not end the output yet."""
-        return self.progress.num_tokens < self.min_tokens
-
-    def finish_mask(self, mask: MaskArray) -> None:
-        """Make a filled mask say where the output may end, and where a thought may begin."""
-        if self.matcher.may_end:
-            mask |= self.ends
-        if self.is_early and (mask & ~self.ends).any():
-            mask &= ~self.ends
-        if self.progress.phase is Phase.START:
-            _set_bit(mask, self.wanted.thought_start_ids[0])
-
-    def free_mask(self, mask: MaskArray) -> None:
-        """The mask where no grammar holds."""
-        mask.fill(-1)
-        if self.is_early and self.progress.phase is Phase.THOUGHT:
-            mask &= ~self.ends
-
-
 @dataclass(slots=True)
 class GrammarMasks:
-    """The stage of the pipeline, and what it keeps of each request until `forget`: across preemptions, too."""
+    """The stage of the pipeline, and the outputs that it makes masks for."""
 
     states: RowStates
     grammars: Grammars | None = None
     feature: int = Feature.GRAMMAR
-    _outputs: dict[str, _Output] = field(default_factory=dict)
-    _rows: dict[int, _Output] = field(default_factory=dict)
-    _told: list[tuple[list[tuple[int, _Output]], Told]] = field(default_factory=list)
+    _outputs: BoundOutputs = field(init=False)
+    _rows: dict[int, BoundOutput] = field(default_factory=dict)
+    _told: list[tuple[list[tuple[int, BoundOutput]], Told]] = field(default_factory=list)
     _job: Future[MaskArray] | None = None
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "canter-masks"))
+
+    def __post_init__(self) -> None:
+        self._outputs = BoundOutputs(self.grammars, self.states.vocab_size)
 
     def add_row(self, row: int, request_id: str, params: SamplingParams, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
         """A request takes a row. Exact for one that comes back with output."""
         self._settle()
         self._take_told()
-        output = self._outputs.get(request_id)
-        done = len(token_ids) - num_prompt_tokens
-        if output is None or output.progress.num_tokens > done:
-            output = self._outputs[request_id] = self._begin(params, token_ids[:num_prompt_tokens])
-        output.take(token_ids[num_prompt_tokens + output.progress.num_tokens :])
-        self._rows[row] = output
+        self._rows[row] = self._outputs.add(request_id, params, token_ids, num_prompt_tokens)
 
     def remove_row(self, row: int) -> None:
         """The row's request has finished or was preempted."""
@@ -145,7 +53,7 @@ class GrammarMasks:
 
     def forget(self, request_id: str) -> None:
         """A request has finished."""
-        self._outputs.pop(request_id, None)
+        self._outputs.forget(request_id)
 
     def record(self, rows_np: IntArray, told: Told) -> None:
         """Take note of a step's new tokens, in the order of distinct table rows."""
@@ -186,18 +94,6 @@ class GrammarMasks:
         if job is not None:
             job.exception()
 
-    def _begin(self, params: SamplingParams, prompt: Sequence[int]) -> _Output:
-        wanted = params.structured_outputs
-        if wanted is None or self.grammars is None:
-            raise RuntimeError("a row without a grammar was added to the stage of grammars")
-        matcher = self.grammars.get(wanted).matcher()
-        ids = params.all_stop_token_ids | set(params.eos_token_ids)
-        ends = np.zeros(mask_width(self.states.vocab_size), np.int32)
-        for token_id in ids:
-            if token_id < self.states.vocab_size:
-                _set_bit(ends, token_id)
-        return _Output(matcher, wanted, params.min_tokens, frozenset(ids), ends, Progress(_first_phase(wanted, prompt)))
-
     def _take_told(self) -> None:
         told, self._told = self._told, []
         for lines, tokens in told:
@@ -228,8 +124,9 @@ class GrammarMasks:
             start = stop
         return masks
 
-    def _fill(self, outputs: list[tuple[int, _Output]], masks: MaskArray) -> None:
+    def _fill(self, outputs: list[tuple[int, BoundOutput]], masks: MaskArray) -> None:
         """The masks of outputs where they stand, each in its line."""
+        outputs = [(line, output) for line, output in outputs if not output.fill_forced(masks[line])]
         bound = [(line, output) for line, output in outputs if output.is_bound]
         if self.grammars is not None and bound:
             self.grammars.fill([(output.matcher, line) for line, output in bound], masks)
@@ -242,7 +139,7 @@ class GrammarMasks:
             else:
                 output.free_mask(masks[line])
 
-    def _fill_ahead(self, output: _Output, drafts: list[int], masks: MaskArray) -> None:
+    def _fill_ahead(self, output: BoundOutput, drafts: list[int], masks: MaskArray) -> None:
         """The masks of an output where it stands and after each draft, [1 + D, W]; the output stays where it is."""
         now = replace(output.progress)
         taken = 0
@@ -253,31 +150,3 @@ class GrammarMasks:
         if output.error is None:
             output.matcher.rollback(taken)
             output.progress = now
-
-
-def _first_phase(wanted: StructuredOutputsParams, prompt: Sequence[int]) -> Phase:
-    """Where an output begins."""
-    start, end = wanted.thought_start_ids, wanted.thought_end_ids
-    if not end:
-        return Phase.BOUND
-    is_open = wanted.in_thought
-    if is_open is None:
-        if not start:
-            return Phase.BOUND if list(prompt[-len(end) :]) == end else Phase.THOUGHT
-        tokens = np.asarray(prompt, np.int64)
-        is_open = open_thought(tokens, Markers(tuple(start), tuple(end))) is not None
-        if not is_open and _ends_near(tokens, end):
-            return Phase.BOUND
-    if is_open:
-        return Phase.THOUGHT
-    return Phase.START if len(start) == 1 else Phase.BOUND
-
-
-def _ends_near(tokens: IntArray, marker: Sequence[int]) -> bool:
-    near = tokens[-(NEAR_TOKENS + len(marker)) :].tolist()
-    return any(near[at : at + len(marker)] == list(marker) for at in range(len(near)))
-
-
-def _set_bit(mask: MaskArray, token_id: int) -> None:
-    word = mask[token_id // 32 : token_id // 32 + 1].view(np.uint32)
-    word |= np.uint32(1 << token_id % 32)

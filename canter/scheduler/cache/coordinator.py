@@ -173,19 +173,22 @@ class CacheCoordinator:
             return False
         return True
 
-    def grow(self, cache: RequestCache, num_tokens: int, num_settled_tokens: int) -> tuple[list[int], ...] | None:
+    def grow(
+        self, cache: RequestCache, num_tokens: int, num_computed_tokens: int, num_unsettled_tokens: int = 0
+    ) -> tuple[list[int], ...] | None:
         """Slots for the first `num_tokens` tokens and the lookahead: the new blocks of each group, or None if too few are free.
 
-        Blocks that no query from `num_settled_tokens` on reads are freed first, even if the rest then fails.
+        Blocks that no query behind the `num_computed_tokens` reads are freed first, even if the rest then fails; the last
+        `num_unsettled_tokens` of these may yet be taken back.
         """
         slots = self.num_slots(num_tokens)
         wanted = [0] * len(self.pools)
         for manager, table, pool_id in zip(self.managers, cache.tables, self._pool_ids, strict=True):
-            manager.trim(table, num_settled_tokens)
+            manager.trim(table, max(0, num_computed_tokens - num_unsettled_tokens))
             wanted[pool_id] += manager.num_new_blocks(table, slots)
         if any(want > pool.num_free for want, pool in zip(wanted, self.pools, strict=True)):
             return None
-        new = tuple(manager.grow(table, slots, num_settled_tokens) for manager, table in zip(self.managers, cache.tables, strict=True))
+        new = tuple(manager.grow(table, slots, num_computed_tokens) for manager, table in zip(self.managers, cache.tables, strict=True))
         capacities = (len(table.blocks) * manager.block_size for manager, table in zip(self.managers, cache.tables, strict=True))
         cache.capacity = min(capacities)
         return new

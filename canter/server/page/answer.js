@@ -47,6 +47,7 @@ export function asRequestMessage(message) {
   }
   const sent = { role: message.role, content: message.content };
   if (message.toolCalls?.length) {
+    sent.content ||= null; // a call alone has no content
     sent.tool_calls = message.toolCalls.map(({ id, name, arguments: text }) => ({
       id,
       type: "function",

@@ -172,6 +172,7 @@ class Page {
       messages: [...(system ? [{ role: "system", content: system }] : []), ...this.#messages.map(asRequestMessage)],
       stream: true,
       stream_options: { include_usage: true },
+      tools: this.#settings.tools,
       ...this.#settings.sampling,
     };
   }

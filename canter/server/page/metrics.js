@@ -55,12 +55,13 @@ export class LiveFigures {
 
   #show(sums) {
     const now = performance.now();
-    const tokens = sums.get("vllm:generation_tokens_total") ?? 0;
-    const cache = sums.get("vllm:kv_cache_usage_perc") ?? 0;
+    const figure = (name) => sums.get(`vllm:${name}`) ?? sums.get(`canter:${name}`) ?? 0; // as --metrics-prefix has it
+    const tokens = figure("generation_tokens_total");
+    const cache = figure("kv_cache_usage_perc");
     const speed = this.#last && tokens >= this.#last.tokens ? (1000 * (tokens - this.#last.tokens)) / (now - this.#last.now) : 0;
     this.#last = { now, tokens };
-    setFigure("running", sums.get("vllm:num_requests_running") ?? 0);
-    setFigure("waiting", sums.get("vllm:num_requests_waiting") ?? 0);
+    setFigure("running", figure("num_requests_running"));
+    setFigure("waiting", figure("num_requests_waiting"));
     setFigure("cache", `${(100 * cache).toFixed(cache && cache < 0.1 ? 1 : 0)} %`);
     setFigure("speed", speed.toFixed(speed && speed < 10 ? 1 : 0));
     byId("live").querySelector("meter").value = cache;

@@ -34,9 +34,16 @@ export class Settings {
     return this.#form.elements.system.value.trim();
   }
 
+  /** The functions that the model may call, as the API takes them; undefined for none. */
+  get tools() {
+    const text = this.#form.elements.tools.value.trim();
+    return text ? JSON.parse(text) : undefined;
+  }
+
   /** The field that can't be sent as it stands, or null. */
   get invalidField() {
-    return this.#numbers().find((input) => !input.checkValidity()) ?? null;
+    this.#checkTools();
+    return [...this.#numbers(), this.#form.elements.tools].find((input) => !input.checkValidity()) ?? null;
   }
 
   /** The sampling fields that have a value, under the API's names. */
@@ -49,6 +56,16 @@ export class Settings {
     return [...this.#form.querySelectorAll("input[type=number]")];
   }
 
+  #checkTools() {
+    let isList = true;
+    try {
+      isList = Array.isArray(this.tools ?? []);
+    } catch {
+      isList = false;
+    }
+    this.#form.elements.tools.setCustomValidity(isList ? "" : "Tools are a list in JSON, as the API takes them.");
+  }
+
   #setOpen(isOpen) {
     this.#panel.hidden = !isOpen;
     this.#button.setAttribute("aria-expanded", String(isOpen));
@@ -58,6 +75,7 @@ export class Settings {
     const { key, ...values } = Object.fromEntries(new FormData(this.#form));
     setKey(key);
     sessionStorage.setItem(KEPT, JSON.stringify(values));
+    this.#checkTools();
     this.#applyTheme();
   }
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
@@ -42,7 +41,7 @@ from canter.server.schemas.anthropic import (
 )
 from canter.server.sse import StreamForm, encoder, json_response, stream_response
 from canter.server.state import server_state
-from canter.server.tools import MAX_TOOLS, NO_TOOLS, ToolUse, forced_output
+from canter.server.tools import MAX_TOOLS, NO_TOOLS, ToolUse, arguments_object, forced_output
 from canter.text.parsing.events import CallArguments, CallStart, ContentText, Event, ReasoningText
 from canter.text.parsing.options import Choice, Tool
 
@@ -60,7 +59,7 @@ async def messages(request: Request) -> Response:
     body = await read_json(request, MessagesRequest, state.server_args.max_body_bytes)
     model = state.model_name(body.model)
     made_id, engine_id = state.new_ids(request, "msg", None)
-    job = await _prepare(generation, body, engine_id)
+    job = await prepare_messages(generation, body, engine_id)
     message_encoder = MessageEncoder(job, made_id.replace("msg-", "msg_", 1), model)
     outputs = generation.stream(job)
     if body.stream:
@@ -83,7 +82,7 @@ async def count_tokens(request: Request) -> Response:
     return json_response(answer())
 
 
-async def _prepare(generation: Generation, body: MessagesRequest, engine_id: str) -> Job:
+async def prepare_messages(generation: Generation, body: MessagesRequest, engine_id: str) -> Job:
     """Render the conversation and settle the parameters. Raises `InvalidRequestError` naming the field."""
     if body.max_tokens < 1:
         raise InvalidRequestError(f"max_tokens must be an integer of at least 1, got {body.max_tokens}.", "max_tokens")
@@ -336,17 +335,8 @@ def _blocks(choice: CompletionOutput) -> list[AnswerBlock]:
             case CallArguments(index, text):
                 arguments[index] += text
     for index, block in places.items():
-        block.input = _input(arguments[index])
+        block.input = arguments_object(arguments[index])
     return blocks or [TextBlock("")]
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """Arguments as an object; a call that was cut off has none."""
-    try:
-        value = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _stop(choice: CompletionOutput) -> StopDelta:

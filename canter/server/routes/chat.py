@@ -23,7 +23,7 @@ from canter.server.constraints import constraint_names, constraint_of
 from canter.server.generation import Generation, Job, Prompt, Wishes, fold
 from canter.server.logprobs import ChatLogprobsFormat, finite_prompt_logprobs
 from canter.server.messages import plain_text, template_messages
-from canter.server.reading import FINISH_TOOL_CALLS
+from canter.server.reading import FINISH_TOOL_CALLS, Reading
 from canter.server.routes.common import LOGPROBS_NAMES, check_shared, field_names, priority_of, sampling_of, usage_wanted
 from canter.server.schemas.openai import (
     AnswerCall,
@@ -76,14 +76,7 @@ async def prepare_chat(generation: Generation, body: ChatRequest, engine_id: str
     constraint = _constraint(body, use)
     if use.choice == "none" and server_args.exclude_tools_when_tool_choice_none:
         body.tools = None
-    reading = generation.reading(
-        use,
-        template_kwargs=_template_kwargs(body),
-        reasoning_effort=body.reasoning_effort,
-        num_previous_calls=sum(len(message.tool_calls or ()) for message in body.messages),
-        show_reasoning=body.include_reasoning is not False,
-        keep_special_tokens=body.skip_special_tokens is False,
-    )
+    reading = chat_reading(generation, body, use)
     num_logprobs = _num_logprobs(body)
     prompt = await chat_prompt(generation, body, server_args.trust_request_chat_template)
     sampling = sampling_of(body)
@@ -110,6 +103,19 @@ async def prepare_chat(generation: Generation, body: ChatRequest, engine_id: str
     )
     with field_names(LOGPROBS_NAMES):
         return generation.prepare(engine_id, [prompt], wishes)
+
+
+def chat_reading(generation: Generation, body: ChatRequest, use: ToolUse) -> Reading | None:
+    """How the answer to a chat body with these tools is read; None where all of it is content."""
+    return generation.reading(
+        use,
+        template_kwargs=_template_kwargs(body),
+        reasoning_effort=body.reasoning_effort,
+        num_previous_calls=sum(len(message.tool_calls or ()) for message in body.messages),
+        show_reasoning=body.include_reasoning is not False,
+        keep_special_tokens=body.skip_special_tokens is False,
+        request_type="chat_completions",
+    )
 
 
 async def chat_prompt(generation: Generation, body: Any, trust_template: bool) -> Prompt:
@@ -176,6 +182,20 @@ def _num_logprobs(body: ChatRequest) -> int | None:
     return (top or 0) if body.logprobs else None
 
 
+def chat_message(events: Sequence[Event], role: str, echo: str = "", old_name: bool = False) -> AnswerMessage:
+    """What all events of an answer come to. `echo` stands before its content."""
+    answer = gather(events)
+    content = echo + (answer.content or "")
+    calls = [AnswerCall(call.id, AnswerFunction(call.name, call.arguments)) for call in answer.calls]
+    return AnswerMessage(
+        role,
+        content if content or not calls else None,
+        tool_calls=calls,
+        reasoning=answer.reasoning,
+        reasoning_content=answer.reasoning if old_name else UNSET,
+    )
+
+
 def chat_deltas(events: Sequence[Event], old_name: bool = False) -> list[ChatDelta]:
     """What events come to: as few deltas as keep their order, for clients read a delta's thoughts first, and its calls last."""
     deltas: list[ChatDelta] = []
@@ -201,6 +221,12 @@ def chat_deltas(events: Sequence[Event], old_name: bool = False) -> list[ChatDel
                 if isinstance(function, FunctionDelta):
                     function.arguments = text if function.arguments is UNSET else function.arguments + text
     return deltas
+
+
+def chat_finish(finish_reason: str | None, reading: Reading | None) -> str | None:
+    """OpenAI ends a call of the function that the request names with stop."""
+    is_named = reading is not None and reading.options.tool_choice == "named"
+    return FINISH_STOP if is_named and finish_reason == FINISH_TOOL_CALLS else finish_reason
 
 
 def _delta(deltas: list[ChatDelta], ranks: list[int], rank: int) -> ChatDelta:
@@ -247,7 +273,7 @@ class ChatEncoder:
         self._prompt_text = generation.prompt_text(self._prompt) if body.return_prompt_text else UNSET
         reading = job.reading
         self._old_name = state.server_args.enable_reasoning_content
-        self._is_named = reading is not None and reading.options.tool_choice == "named"
+        self._reading = reading
         self._reads_thoughts = reading is not None and reading.format.reads_thoughts
         self._usage_at_end, self._usage_always = usage_wanted(body, state.server_args.enable_force_include_usage)
 
@@ -304,7 +330,7 @@ class ChatEncoder:
                 choice.index,
                 delta,
                 self._logprobs(choice) if first else None,
-                self._finish_reason(choice) if ends else None,
+                chat_finish(choice.finish_reason, self._reading) if ends else None,
                 choice.stop_reason if ends else UNSET,
                 choice.token_ids if self._body.return_token_ids and first else UNSET,
             )
@@ -313,10 +339,6 @@ class ChatEncoder:
                 chunk.metrics = progress.timing
             events += event(chunk)
         return events
-
-    def _finish_reason(self, choice: CompletionOutput) -> str | None:
-        """OpenAI ends a call of the function that the request names with stop."""
-        return FINISH_STOP if self._is_named and choice.finish_reason == FINISH_TOOL_CALLS else choice.finish_reason
 
     def _first_events(self, index: int, progress: _Progress, first_of_all: bool) -> bytes:
         """The chunk with the role, and the text to echo."""
@@ -341,7 +363,7 @@ class ChatEncoder:
             choice.index,
             self._message(choice),
             self._logprobs(choice),
-            self._finish_reason(choice),
+            chat_finish(choice.finish_reason, self._reading),
             choice.stop_reason,
             choice.token_ids if self._body.return_token_ids else UNSET,
         )
@@ -349,16 +371,7 @@ class ChatEncoder:
     def _message(self, choice: CompletionOutput) -> AnswerMessage:
         if choice.events is None:
             return AnswerMessage(self._role, self._echo_text() + choice.text, tool_calls=[])
-        answer = gather(choice.events)
-        content = self._echo_text() + (answer.content or "")
-        calls = [AnswerCall(call.id, AnswerFunction(call.name, call.arguments)) for call in answer.calls]
-        return AnswerMessage(
-            self._role,
-            content if content or not calls else None,
-            tool_calls=calls,
-            reasoning=answer.reasoning,
-            reasoning_content=answer.reasoning if self._old_name else UNSET,
-        )
+        return chat_message(choice.events, self._role, self._echo_text(), self._old_name)
 
     def _logprobs(self, choice: CompletionOutput) -> ChatLogprobs | None:
         if choice.logprobs is None or not choice.token_ids:

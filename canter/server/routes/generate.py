@@ -84,6 +84,8 @@ def prepare_tokens(generation: Generation, body: GenerateRequest, sampling: Gene
     values = sampling_of(sampling)
     if sampling.logprobs is not None:
         values["logprobs"] = sampling.logprobs
+    if sampling.stop_in_thoughts is not None:
+        values["stop_in_thoughts"] = sampling.stop_in_thoughts
     # Stop strings are found in text, so that they need it made also where nobody reads it.
     values["detokenize"] = body.output_mode == "text" or bool(sampling.stop)
     wishes = Wishes(

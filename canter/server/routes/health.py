@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -10,6 +12,8 @@ from canter.server.errors import LOADING_RETRY_SECONDS, sanitise
 from canter.server.sse import encoder
 from canter.server.state import ServerState, server_state
 from canter.version import __version__
+
+_PREFIX = re.compile(rb"^((?:# (?:HELP|TYPE) )?)vllm:", re.MULTILINE)
 
 
 async def health(request: Request) -> Response:
@@ -46,10 +50,13 @@ async def version(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """Prometheus' text format."""
+    """Prometheus' text format, names as `--metrics-prefix` has them."""
     state = server_state(request)
     if state.fellows is None:
         body, content_type = state.metrics.expose()
     else:
         body, content_type = await state.fellows.ask_exchange("metrics")
+    prefix = state.server_args.metrics_prefix
+    if prefix != "vllm":
+        body = _PREFIX.sub(rb"\1" + prefix.encode() + b":", body)
     return Response(body, headers={"content-type": content_type})

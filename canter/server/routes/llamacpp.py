@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -13,7 +14,9 @@ from starlette.responses import Response
 from canter.client.outputs import CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput
 from canter.core.errors import InvalidRequestError, QueueFullError
 from canter.core.sampling_params import SamplingParams
+from canter.core.structured_outputs import PARAM, StructuredOutputsParams
 from canter.server.body import read_json
+from canter.server.constraints import schema_constraint
 from canter.server.generation import Generation, Job, Prompt, Wishes, fold
 from canter.server.logprobs import LOWEST
 from canter.server.routes.common import field_names, window_of_penalties
@@ -41,7 +44,13 @@ _SAMPLING = {
     "ignore_eos": "ignore_eos",
 }
 """Field -> name of the sampling parameter."""
-_FIELD_NAMES = {ours: theirs for theirs, ours in _SAMPLING.items()} | {"logprobs": "n_probs"}
+_FIELD_NAMES = {ours: theirs for theirs, ours in _SAMPLING.items()} | {
+    "logprobs": "n_probs",
+    f"{PARAM}.grammar": "grammar",
+    f"{PARAM}.json": "json_schema",
+}
+_ROOT = re.compile(r"^[ \t]*root[ \t]*::=", re.MULTILINE)
+"""What every GBNF has: without it a grammar would be taken for another kind."""
 
 
 async def completion(request: Request) -> Response:
@@ -54,8 +63,9 @@ async def completion(request: Request) -> Response:
     sampling = _sampling(generation, body)
     prompt = await _prompt(generation, body.prompt)
     with field_names(_FIELD_NAMES):
-        wishes = Wishes(sampling=sampling, stream=body.stream, max_tokens_name="n_predict")
+        wishes = Wishes(sampling=sampling, stream=body.stream, max_tokens_name="n_predict", constraint=_constraint(body))
         job = generation.prepare(engine_id, [prompt], wishes)
+        await generation.admit(job)
     answers = CompletionEncoder(generation, body, job, model)
     outputs = generation.stream(job)
     return stream_response(answers.chunks(outputs), FORM) if body.stream else json_response(answers.answer(outputs))
@@ -123,6 +133,19 @@ def _sampling(generation: Generation, body: CompletionRequest) -> dict[str, Any]
     if body.logit_bias is not None:
         values["logit_bias"] = _bias(generation, body.logit_bias)
     return window_of_penalties(values, body.repeat_last_n, "repeat_last_n")
+
+
+def _constraint(body: CompletionRequest) -> StructuredOutputsParams | None:
+    """The grammar of the answer, which holds from its first token on."""
+    if body.grammar and body.json_schema is not None:
+        raise InvalidRequestError("grammar and json_schema exclude each other: an answer obeys one of them.", "json_schema")
+    if body.json_schema is not None:
+        return schema_constraint(body.json_schema, "json_schema")
+    if not body.grammar:
+        return None
+    if _ROOT.search(body.grammar) is None:
+        raise InvalidRequestError("grammar must be GBNF with a rule 'root ::= ...', which is where an answer begins.", "grammar")
+    return StructuredOutputsParams(grammar=body.grammar)
 
 
 def _bias(generation: Generation, given: dict[str, float | bool] | list[tuple[int | str, float | bool]]) -> dict[str, float]:

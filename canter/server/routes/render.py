@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,14 +16,17 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from canter.client.outputs import Logprob, PositionLogprobs, TokenTexts
+from canter.client.outputs import CompletionOutput, Logprob, PositionLogprobs, TokenTexts
 from canter.core.errors import InvalidRequestError, PermissionDeniedError
 from canter.core.messages import FINISH_STOP
-from canter.core.sampling_params import MAX_N
+from canter.core.sampling_params import MAX_N, SamplingParams
+from canter.core.structured_outputs import PARAM, THOUGHTS
 from canter.server.body import parse, read_json
 from canter.server.generation import Job
 from canter.server.logprobs import ChatLogprobsFormat, completion_logprobs
-from canter.server.routes.chat import prepare_chat
+from canter.server.reading import Reader, Reading
+from canter.server.routes.anthropic import prepare_messages
+from canter.server.routes.chat import chat_deltas, chat_finish, chat_message, chat_reading, prepare_chat
 from canter.server.routes.common import SAMPLING_FIELDS
 from canter.server.routes.completions import MAX_PROMPTS, prepare_completions
 from canter.server.routes.responses import prepare_response, read_turn
@@ -40,6 +44,7 @@ from canter.server.schemas.openai import (
     CompletionLogprobs,
     CompletionRequest,
     GenerationRequest,
+    StreamOptions,
 )
 from canter.server.schemas.scale_out import (
     NOT_GIVEN,
@@ -53,12 +58,15 @@ from canter.server.schemas.scale_out import (
     RenderChatRequest,
     RenderCompletionRequest,
     RenderedRequest,
+    RenderMessagesRequest,
     RenderResponsesRequest,
     StreamState,
 )
 from canter.server.sse import json_response
 from canter.server.state import ServerState, make_usage, server_state
+from canter.server.tools import choose
 from canter.text.detokenizer import IncrementalDetokenizer
+from canter.text.parsing.events import ContentText, Event, ReasoningText
 from canter.text.prepare import eos_token_ids
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -77,8 +85,15 @@ def nested(raw: msgspec.Raw, kind: type[T], name: str) -> T | None:
     """A body within a body, read by the same rules; None where it isn't given. Errors name the field with `name` before it."""
     if raw == NOT_GIVEN:
         return None
-    try:
+    with _within(name):
         return parse(bytes(raw), kind)
+
+
+@contextmanager
+def _within(name: str) -> Iterator[None]:
+    """Errors raised within are those of a body within the body."""
+    try:
+        yield
     except InvalidRequestError as error:
         raise InvalidRequestError(f"{name}: {error}", name if error.param is None else f"{name}.{error.param}") from None
 
@@ -96,7 +111,7 @@ async def render_chat(request: Request) -> Response:
 
     async def answer() -> RenderedRequest:
         job = await prepare_chat(generation, body, shown_id, state.server_args)
-        return rendered(job, body, model)[0]
+        return rendered(job, model, body.stream, body.stream_options)[0]
 
     return json_response(answer())
 
@@ -110,7 +125,7 @@ async def render_completions(request: Request) -> Response:
     shown_id, _ = state.new_ids(request, "cmpl", body.request_id)
 
     async def answer() -> list[RenderedRequest]:
-        return rendered(await prepare_completions(generation, body, shown_id), body, model)
+        return rendered(await prepare_completions(generation, body, shown_id), model, body.stream, body.stream_options)
 
     return json_response(answer())
 
@@ -126,27 +141,52 @@ async def render_responses(request: Request) -> Response:
     turn = read_turn(body, state.responses if why_not is None else None, why_not)
 
     async def answer() -> RenderedRequest:
-        return rendered(await prepare_response(generation, body, turn, shown_id), body, model)[0]
+        return rendered(await prepare_response(generation, body, turn, shown_id), model, body.stream)[0]
 
     return json_response(answer())
 
 
-def rendered(job: Job, body: GenerationRequest, model: str) -> list[RenderedRequest]:
+async def render_messages(request: Request) -> Response:
+    """What `/v1/messages` would have the model run."""
+    state = scale_out_state(request)
+    generation = state.generation()
+    body = await read_json(request, RenderMessagesRequest, state.server_args.max_body_bytes)
+    model = state.model_name(body.model)
+    shown_id, _ = state.new_ids(request, "msg", None)
+
+    async def answer() -> RenderedRequest:
+        return rendered(await prepare_messages(generation, body, shown_id), model, body.stream)[0]
+
+    return json_response(answer())
+
+
+def rendered(job: Job, model: str, stream: bool, stream_options: StreamOptions | None = None) -> list[RenderedRequest]:
     """A job as bodies for the server that computes."""
     several = len(job.prompts) > 1
     return [
         RenderedRequest(
             f"{job.request_id}-{i}" if several else job.request_id,
             prompt.token_ids,
-            {name: value for name in (*SAMPLING_FIELDS, "logprobs") if (value := getattr(params, name)) is not None},
+            _settled(params),
             model,
-            body.stream,
-            body.stream_options,
+            stream,
+            stream_options,
             job.cache_salt,
             job.priority,
         )
         for i, (prompt, params) in enumerate(zip(job.prompts, job.params, strict=True))
     ]
+
+
+def _settled(params: SamplingParams) -> dict[str, Any]:
+    """The parameters as the server that computes takes them; what begins and ends a thought it knows itself."""
+    settled = {name: value for name in (*SAMPLING_FIELDS, "logprobs") if (value := getattr(params, name)) is not None}
+    if params.structured_outputs is not None:
+        wanted = msgspec.to_builtins(params.structured_outputs)
+        settled[PARAM] = {name: value for name, value in wanted.items() if name not in THOUGHTS}
+    if not params.stop_in_thoughts:
+        settled["stop_in_thoughts"] = False
+    return settled
 
 
 # --- derender ---------------------------------------------------------------------------------------------------------
@@ -158,7 +198,7 @@ async def derender_chat(request: Request) -> Response:
     body = await read_json(request, DerenderChatRequest, state.server_args.max_body_bytes)
     model = state.model_name(body.model)
     original = nested(body.chat_request, ChatRequest, "chat_request")
-    derenderer = _ChatDerenderer(state, original, None if original is None else original.top_logprobs or 0)
+    derenderer = _ChatDerenderer(state, original)
     work = derenderer.chunk if body.stream else derenderer.answer
     return json_response(asyncio.to_thread(work, body, model))
 
@@ -175,10 +215,7 @@ async def derender_completions(request: Request) -> Response:
 
 
 class _Derenderer:
-    """Tokens to text, as the request that they answer wanted it. Everything given is bounded before it is decoded.
-
-    A parser of tool calls or thoughts would take the text in `_text`, before it becomes content.
-    """
+    """Tokens to text, as the request that they answer wanted it. Everything given is bounded before it is decoded."""
 
     def __init__(self, state: ServerState, original: GenerationRequest | None, num_top: int | None) -> None:
         self._generation = state.generation()
@@ -223,21 +260,30 @@ class _Derenderer:
 
     def _text(self, choice: GivenChoice, prompt: Sequence[int], before: Sequence[int] = ()) -> tuple[int, str]:
         """(length of the text before, text of the choice's own tokens): without the token or the string that ended it."""
-        body, ids = self._original, choice.token_ids or []
-        with_stop = bool(body.include_stop_str_in_output)
-        stopped = choice.finish_reason == FINISH_STOP
-        if stopped and not with_stop and ids and (ids[-1] == choice.stop_reason or (choice.stop_reason is None and ids[-1] in self._eos)):
-            ids = ids[:-1]
-        spaces = body.spaces_between_special_tokens is not False
-        detokenizer = IncrementalDetokenizer(self._tokenizer, prompt, body.skip_special_tokens is not False, spaces)
+        own = choice.token_ids or []
+        detokenizer = self._detokenizer(prompt, self._original.skip_special_tokens is not False)
         start = len(detokenizer.append(before))
-        detokenizer.append(ids)
+        detokenizer.append(own[:-1] if self._hides_last(choice) else own)
         if choice.finish_reason is not None:
             detokenizer.flush()
-        text = detokenizer.text
-        if stopped and isinstance(choice.stop_reason, str) and (at := text.rfind(choice.stop_reason)) >= 0:
-            text = text[: at + len(choice.stop_reason) * with_stop]
-        return start, text[start:]
+        return start, detokenizer.text[start : self._end(choice, detokenizer.text)]
+
+    def _detokenizer(self, prompt: Sequence[int], skip_special: bool) -> IncrementalDetokenizer:
+        spaces = self._original.spaces_between_special_tokens is not False
+        return IncrementalDetokenizer(self._tokenizer, prompt, skip_special, spaces)
+
+    def _hides_last(self, choice: GivenChoice) -> bool:
+        """Whether the last token ended the answer and isn't shown."""
+        ids, reason = choice.token_ids, choice.stop_reason
+        if choice.finish_reason != FINISH_STOP or self._original.include_stop_str_in_output or not ids:
+            return False
+        return ids[-1] == reason or (reason is None and ids[-1] in self._eos)
+
+    def _end(self, choice: GivenChoice, text: str) -> int | None:
+        """Where a stop string ended the text; None where none did."""
+        if choice.finish_reason != FINISH_STOP or not isinstance(choice.stop_reason, str) or choice.stop_reason not in text:
+            return None
+        return text.rfind(choice.stop_reason) + len(choice.stop_reason) * bool(self._original.include_stop_str_in_output)
 
     def _positions(self, choice: GivenChoice) -> list[PositionLogprobs] | None:
         if choice.logprobs is None or choice.logprobs.content is None:
@@ -275,25 +321,43 @@ def _count(given: int | None, prompt: Sequence[int]) -> int:
 
 
 class _ChatDerenderer(_Derenderer):
+    """With the request that is answered, tool calls and thoughts are read as they would have been where it was rendered."""
+
+    def __init__(self, state: ServerState, original: ChatRequest | None) -> None:
+        super().__init__(state, original, None if original is None else original.top_logprobs or 0)
+        self._reading: Reading | None = None
+        self._old_name = state.server_args.enable_reasoning_content
+        if original is not None:
+            with _within("chat_request"):
+                use = choose(original.tools, original.tool_choice, original.parallel_tool_calls)
+                self._reading = chat_reading(self._generation, original, use)
+
     def answer(self, body: DerenderChatRequest, model: str) -> ChatAnswer:
         given = body.generate_response
         if given is None:
             raise InvalidRequestError("generate_response is required.", "generate_response")
         self._check(given, "generate_response")
         prompt = self._prompt(body, given)
-        choices = [
-            ChatChoice(
-                choice.index,
-                AnswerMessage(self._role, self._text(choice, prompt)[1], tool_calls=[]),
-                self._logprobs(choice),
-                choice.finish_reason,
-                choice.stop_reason,
-                choice.token_ids or [] if self._original.return_token_ids else UNSET,
+        num_reasoning = 0
+        choices = []
+        for choice in given.choices:
+            read = self._read(choice, prompt)
+            num_reasoning += read.num_reasoning_tokens
+            events, role = read.events, self._role
+            choices.append(
+                ChatChoice(
+                    choice.index,
+                    AnswerMessage(role, read.text, tool_calls=[]) if events is None else chat_message(events, role, "", self._old_name),
+                    self._logprobs(choice),
+                    chat_finish(read.finish_reason, self._reading),
+                    choice.stop_reason,
+                    choice.token_ids or [] if self._original.return_token_ids else UNSET,
+                )
             )
-            for choice in given.choices
-        ]
         num_prompt = _count(body.prompt_tokens, prompt)
-        usage = make_usage(num_prompt, sum(len(choice.token_ids or ()) for choice in given.choices), None)
+        reads_thoughts = self._reading is not None and self._reading.format.reads_thoughts
+        num_tokens = sum(len(choice.token_ids or ()) for choice in given.choices)
+        usage = make_usage(num_prompt, num_tokens, None, num_reasoning if reads_thoughts else None)
         return ChatAnswer(given.request_id, int(time.time()), model, choices, usage, prompt_logprobs=given.prompt_logprobs)
 
     def chunk(self, body: DerenderChatRequest, model: str) -> DerenderedChatChunk:
@@ -301,13 +365,53 @@ class _ChatDerenderer(_Derenderer):
         prompt = self._prompt(body, chunk)
         choices = []
         for choice in chunk.choices:
-            _, text = self._text(choice, prompt, state.output_token_ids)
-            delta = ChatDelta(UNSET if state.role_sent else self._role, text if text or not state.role_sent else UNSET)
+            read = self._read(choice, prompt, state.output_token_ids)
+            delta = self._delta(read)
+            if not state.role_sent:
+                delta.role = self._role
+                delta.content = "" if delta.content is UNSET else delta.content
             stop_reason = choice.stop_reason if choice.finish_reason is not None else UNSET
-            choices.append(ChatChunkChoice(choice.index, delta, self._logprobs(choice), choice.finish_reason, stop_reason))
+            finish = chat_finish(read.finish_reason, self._reading)
+            choices.append(ChatChunkChoice(choice.index, delta, self._logprobs(choice), finish, stop_reason))
             state = StreamState(output_token_ids=state.output_token_ids + (choice.token_ids or []), role_sent=True)
         usage = UNSET if chunk.usage is None else chunk.usage
         return DerenderedChatChunk(ChatChunk(chunk.request_id, int(time.time()), model, choices, usage=usage), state)
+
+    def _delta(self, read: CompletionOutput) -> ChatDelta:
+        """All that a chunk says in one delta: clients read its thoughts first, and its calls last."""
+        if read.events is None:
+            return ChatDelta(content=read.text or UNSET)
+        ranks = {ReasoningText: 0, ContentText: 1}
+        deltas = chat_deltas(sorted(read.events, key=lambda event: ranks.get(type(event), 2)), self._old_name)
+        return deltas[0] if deltas else ChatDelta()
+
+    def _read(self, choice: GivenChoice, prompt: list[int], before: Sequence[int] = ()) -> CompletionOutput:
+        """What a choice's own tokens say behind those before."""
+        own = choice.token_ids or []
+        if self._reading is None:
+            return CompletionOutput(choice.index, self._text(choice, prompt, before)[1], own, finish_reason=choice.finish_reason)
+        # Token by token, however they are cut into chunks: so that what has been said before is the same in every chunk.
+        detokenizer, reader = self._detokenizer(prompt, False), Reader.of(self._reading, prompt)
+        for token_id in before:
+            reader.read(CompletionOutput(choice.index, detokenizer.append([token_id]), [token_id]))
+        start = len(detokenizer.text)
+        hidden = own[-1:] if self._hides_last(choice) else []
+        pieces = [detokenizer.append([token_id]) for token_id in own[: len(own) - len(hidden)]]
+        pieces += ["" for _ in hidden]
+        rest = detokenizer.flush() if choice.finish_reason is not None else ""
+        end = self._end(choice, detokenizer.text)
+        room = None if end is None else max(0, end - start)
+        events: list[Event] = []
+        for token_id, piece in zip(own, pieces, strict=True):
+            shown = piece if room is None else piece[:room]
+            room = None if room is None else room - len(shown)
+            read = CompletionOutput(choice.index, shown, [token_id])
+            reader.read(read)
+            events += read.events or ()
+        read = CompletionOutput(choice.index, rest if room is None else rest[:room], [], finish_reason=choice.finish_reason)
+        reader.read(read)
+        read.events = [*events, *(read.events or ())]
+        return read
 
     def _prompt(self, body: DerenderChatRequest, given: GivenAnswer) -> list[int]:
         """The prompt, where it is known: a word at the beginning of the answer may owe its space to it."""

@@ -133,6 +133,7 @@ async def prepare_response(generation: Generation, body: ResponsesRequest, turn:
         num_previous_calls=sum(item.type in ("function_call", "custom_tool_call") for item in turn.items),
         show_reasoning=body.include_reasoning is not False,
         keep_special_tokens=body.skip_special_tokens is False,
+        request_type="responses",
     )
     wishes = Wishes(
         sampling=sampling,

@@ -16,8 +16,8 @@ class CompletionRequest(Struct, kw_only=True):
     """`POST /completion`, and `/completions`. The fields that are refused belong to samplers and features that Canter lacks."""
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "grammar": ("",),
-        "json_schema": ({},),
+        "grammar_lazy": (False,),
+        "grammar_triggers": ([],),
         "dynatemp_range": (0, 0.0),
         "typical_p": (1, 1.0),
         "xtc_probability": (0, 0.0),
@@ -53,6 +53,8 @@ class CompletionRequest(Struct, kw_only=True):
     ignore_eos: bool | None = None
     logit_bias: dict[str, float | bool] | list[tuple[int | str, float | bool]] | None = None
     n_probs: int | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | None = None
     stream: bool = False
     return_tokens: bool = False
     timings_per_token: bool = False

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 NOT_YET: dict[str, tuple[Any, ...]] = {
-    "format": ("",),
-    "think": (False,),
     "logprobs": (False,),
     "top_logprobs": (0,),
 }
@@ -56,6 +54,8 @@ class OllamaRequest(Struct, kw_only=True):
     stream: bool = True
     options: msgspec.Raw = msgspec.Raw(b"{}")
     keep_alive: str | float | None = None
+    format: str | dict[str, Any] | None = None
+    think: bool | Literal["low", "medium", "high", "max"] | None = None
 
 
 class GenerateRequest(OllamaRequest, kw_only=True):
@@ -92,9 +92,10 @@ class ChatMessage(Struct, kw_only=True):
 class ChatRequest(OllamaRequest, kw_only=True):
     """`POST /api/chat`."""
 
-    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = NOT_YET | {"tools": ([],)}
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = NOT_YET
 
     messages: list[ChatMessage] | None = None
+    tools: list[dict[str, Any]] | None = None
 
 
 class ShowRequest(Struct, kw_only=True):
@@ -108,17 +109,34 @@ class ShowRequest(Struct, kw_only=True):
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
+class AnswerFunction(Struct):
+    """Arguments come as an object; so a call is told when it is complete, and one that was cut off is not."""
+
+    index: int
+    name: str
+    arguments: dict[str, Any]
+
+
+class AnswerCall(Struct):
+    id: str
+    function: AnswerFunction
+
+
 class AnswerMessage(Struct):
     content: str
     role: str = "assistant"
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[AnswerCall] | UnsetType = UNSET
 
 
 class Answer(Struct):
-    """A line of a stream, or the whole answer. `/api/generate` fills `response`, `/api/chat` `message`. Durations are nanoseconds."""
+    """A line of a stream, or the whole answer. `/api/generate` fills `response` and `thinking`, `/api/chat` `message`. Durations are
+    nanoseconds."""
 
     model: str
     created_at: str
     response: str | UnsetType = UNSET
+    thinking: str | UnsetType = UNSET
     message: AnswerMessage | UnsetType = UNSET
     done: bool = False
     done_reason: str | UnsetType = UNSET

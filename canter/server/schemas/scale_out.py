@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from canter.client.outputs import PositionLogprobs
+from canter.server.schemas.anthropic import MessagesRequest
 from canter.server.schemas.openai import (
     NOT_YET,
     ChatChunk,
@@ -54,6 +55,10 @@ class RenderResponsesRequest(ResponsesRequest, kw_only=True):
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = ResponsesRequest.UNSUPPORTED | _NOT_RENDERED | {"background": (False,)}
 
 
+class RenderMessagesRequest(MessagesRequest, kw_only=True):
+    """`POST /v1/messages/render`."""
+
+
 class RenderedRequest(Struct):
     """A body for `POST /inference/v1/generate`. Every sampling parameter is settled, so that the other server's defaults don't matter."""
 
@@ -71,7 +76,8 @@ class RenderedRequest(Struct):
 
 
 class GenerateSampling(GenerationRequest, kw_only=True):
-    """`sampling_params` of a body: the shared fields that sample."""
+    """`sampling_params` of a body: the shared fields that sample. `stop_in_thoughts` false: neither stop strings nor what the answer must
+    obey concern its thoughts; a rendered chat of a model that thinks says so."""
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = NOT_YET | {
         "echo": (False,),
@@ -87,6 +93,7 @@ class GenerateSampling(GenerationRequest, kw_only=True):
 
     logprobs: int | None = None
     detokenize: bool | None = None
+    stop_in_thoughts: bool | None = None
 
 
 class GenerateRequest(Struct, kw_only=True):

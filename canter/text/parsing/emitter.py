@@ -71,11 +71,11 @@ class Emitter:
         if self._blank and self._blank_kind is ContentText and not self.has_calls:
             self._put(ContentText, "".join(self._blank))
             self._blank = []
-        self._end_blank()
+        self.end_blank()
         if self._thought and not truncated:
             self._put(ContentText, "".join(self._thought))
 
-    def _end_blank(self) -> None:
+    def end_blank(self) -> None:
         """Something else follows: the blank end of a content is dropped, that of a thought as the format says."""
         if self._blank and self._blank_kind is ReasoningText and not self._trims_thoughts:
             self._put(ReasoningText, "".join(self._blank))
@@ -83,7 +83,7 @@ class Emitter:
 
     def _text(self, kind: type[ReasoningText] | type[ContentText], text: str) -> None:
         if self._blank and self._blank_kind is not kind:
-            self._end_blank()
+            self.end_blank()
         self._blank_kind = kind
         kept = text.rstrip()
         if kept:
@@ -145,7 +145,7 @@ class Emitter:
         is_call = self.held is not None and self._held_is_marked
         text = self.release()
         if is_call:
-            self._end_blank()
+            self.end_blank()
         return "" if is_call else text
 
     # Calls
@@ -171,7 +171,7 @@ class Emitter:
             return
         name, call_id = self._pending
         self.held = None
-        self._end_blank()
+        self.end_blank()
         self.call_is_open = self.has_calls = True
         self._thought = None
         self._muted = self.options.tool_choice == "none" or (self._index >= 0 and not self.options.parallel_tool_calls)

@@ -11,12 +11,16 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from canter.text.parsing.args.tagged import Trim, ValueType
+from canter.text.parsing.call_tags import WrittenCalls
 from canter.text.parsing.emitter import Emitter, NewId, random_id
 from canter.text.parsing.options import ParseOptions
 from canter.text.tokenizer import Tokenizer
 
 CONTENT, REASONING = "CONTENT", "REASONING"
 """The states that every format has: what is meant for the user, and a thought."""
+
+OPENED, ANSWER = "OPENED", "ANSWER"
+"""The states after a thought's markers where `Thoughts.trims_start` is set: blank text is dropped, other text is thought or content."""
 
 Kind = Literal["content", "reasoning", "skip", "drop", "name", "gap", "key", "value", "body"]
 
@@ -114,7 +118,8 @@ VALUE = State("value")
 @dataclass(frozen=True, slots=True)
 class Rule:
     """In each of the states `sources` (parted by blanks) the terminal `literal` leads to `target`. `keeps`: the literal's text is
-    the target's first text as well. `needs_calls`: holds only where the request has tools to call (`tool_choice` isn't none).
+    the target's first text as well. `trims`: blank text before the literal belongs to it. `needs_calls`: holds only where the request
+    has tools to call (`tool_choice` isn't none).
 
     A rule that leads from a name state to itself: the literal is text of the header.
     """
@@ -124,6 +129,7 @@ class Rule:
     target: str
     keeps: bool = False
     needs_calls: bool = False
+    trims: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +139,8 @@ class Calls:
     Which literals are tokens of their own is found in the vocabulary: every literal that is an added token there is known by its
     id as soon as ids are given; the same text written with ordinary tokens is ordinary text then.
 
-    `initial`: the state in which content begins, for calls without markers that are calls only at the very beginning.
+    `initial`: the state in which content begins, for calls without markers that are calls only at the very beginning. `written`: how
+    the model is held to a function's schema when it begins a call; None where nobody has said how.
     """
 
     states: Mapping[str, State]
@@ -141,6 +148,7 @@ class Calls:
     initial: str = CONTENT
     new_id: NewId = random_id
     preserved: tuple[str, ...] = ()
+    written: WrittenCalls | None = None
 
 
 def _always(options: ParseOptions) -> bool:
@@ -160,7 +168,8 @@ class Thoughts:
     nothing begins in a thought. `needs_opening`: a prompt that is known and doesn't open the thought leaves it closed.
     `initial`: the state in which content begins, for thoughts that begin without their marker. `prefix`: text that the content begins
     with, though the model didn't write it. `answers`: whether a thought that nothing followed is given as content once more.
-    `states` and `rules` are for formats where more than two markers belong to thoughts.
+    `trims_start`: blank text after a marker belongs to it. `takes_strays` False: a marker that says what is so already is text.
+    `states` and `rules` are for formats where more than two markers belong to thoughts; they may lead to `ANSWER`.
     """
 
     starts: tuple[str, ...] = ("<think>",)
@@ -169,6 +178,8 @@ class Thoughts:
     opens: Callable[[ParseOptions], bool] = _always
     needs_opening: bool = False
     trims_end: bool = True
+    trims_start: bool = False
+    takes_strays: bool = True
     initial: str = CONTENT
     prefix: str = ""
     answers: Callable[[ParseOptions], bool] | None = None
@@ -179,10 +190,21 @@ class Thoughts:
         """Markers switch between content and thought; one that says what is so already is dropped. `content`: the state in which
         content begins."""
         rules = list(self.rules)
-        rules += [Rule(f"{CONTENT} {content} {REASONING}", literal, REASONING) for literal in self.starts]
-        for literal in self.ends:
-            rules += [Rule(f"{REASONING} {content}", literal, content), Rule(CONTENT, literal, CONTENT)]
+        opened, answer = (OPENED, ANSWER) if self.trims_start else (REASONING, content)
+        rules += [Rule(f"{CONTENT} {content}", literal, opened) for literal in self.starts]
+        rules += [Rule(REASONING, literal, answer) for literal in self.ends]
+        if self.takes_strays:
+            rules += [Rule(REASONING, literal, REASONING) for literal in self.starts]
+            for literal in self.ends:
+                rules += [Rule(content, literal, content), Rule(CONTENT, literal, CONTENT)]
         return tuple(rules)
+
+    def all_states(self, content: str) -> dict[str, State]:
+        """`states`, and those after the markers."""
+        states = dict(self.states)
+        if self.trims_start:
+            states |= {OPENED: State("skip", on_text=REASONING), ANSWER: State("skip", on_text=content)}
+        return states
 
 
 @dataclass(frozen=True, slots=True)

@@ -275,6 +275,8 @@ class Machine:
     def _follow(self, rule: Rule) -> None:
         """A terminal has been read, and the state has a rule for it."""
         literal, target = rule.literal, rule.target
+        if rule.trims:
+            self._emitter.end_blank()
         if self._state.kind == "name" and target == self._name:
             self._header.append(literal)
             self._header_size += len(literal)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
+from canter.text.parsing.call_tags import WrittenCalls
 from canter.text.parsing.emitter import Emitter, random_id
 from canter.text.parsing.format import CONTENT, REASONING, Calls, Rule, State, Thoughts
 from canter.text.parsing.json_choice import START, choice_rules, choice_states
@@ -38,6 +40,11 @@ class ComposedFormat:
     @property
     def reads_thoughts(self) -> bool:
         return self._thoughts is not None
+
+    @property
+    def written_calls(self) -> WrittenCalls | None:
+        """How the model is held to the schemas of functions, where the format knows."""
+        return self._calls.written if self._calls is not None else None
 
     def without_calls(self) -> ComposedFormat:
         """See `canter.text.parsing.parser.OutputFormat`."""
@@ -101,7 +108,7 @@ class ComposedFormat:
             states |= self._calls.states
             rules += [rule for rule in self._calls.rules if not rule.needs_calls or options.tool_choice != "none"]
         if thinks and self._thoughts is not None:
-            states |= self._thoughts.states
+            states |= self._thoughts.all_states(content)
             rules += self._thoughts.all_rules(content)
         for name, state in states.items():
             if state.on_text is not None and states[state.on_text].kind in ("content", "reasoning"):
@@ -150,4 +157,4 @@ class ComposedFormat:
 
 def _inherited(rules: Sequence[Rule], name: str, parent: str) -> list[Rule]:
     """A state that text may leave for another knows that one's markers, as far as it gives them no meaning of its own."""
-    return [Rule(name, rule.literal, rule.target, rule.keeps) for rule in rules if parent in rule.sources.split()]
+    return [replace(rule, sources=name) for rule in rules if parent in rule.sources.split()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from canter.text.parsing.call_tags import WrittenCalls
 from canter.text.parsing.events import Event
 from canter.text.parsing.options import ParseOptions
 
@@ -40,6 +41,11 @@ class OutputFormat(Protocol):
 
     @property
     def reads_thoughts(self) -> bool: ...
+
+    @property
+    def written_calls(self) -> WrittenCalls | None:
+        """How calls are written, for holding an answer to the schemas of its functions; None where that isn't known."""
+        ...
 
     def without_calls(self) -> OutputFormat:
         """For requests that offer no tools: what looks like a call is content."""

@@ -20,6 +20,8 @@ _INTEGER = re.compile(r"[+-]?\d{1,4000}")
 _MAX_DEPTH = 32
 """Levels of anyOf, properties and items that are followed: schemas are a stranger's."""
 
+_MAX_REFERENCES = 8
+
 _MISSING = object()
 
 
@@ -76,7 +78,20 @@ def load_json(text: str) -> Any:
 
 def property_schema(parameters: object, key: str) -> object:
     """The schema of one argument; None where the tool says nothing of it."""
-    return _property(parameters, key) if isinstance(parameters, Mapping) else None
+    return resolved(_property(parameters, key), parameters) if isinstance(parameters, Mapping) else None
+
+
+def resolved(schema: object, root: Mapping[str, Any]) -> object:
+    """A schema that is nothing but a reference within `root`, followed."""
+    for _ in range(_MAX_REFERENCES):
+        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            break
+        place: object = root
+        for step in reference[2:].split("/"):
+            place = place.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(place, Mapping) else None
+        schema = place
+    return schema
 
 
 def item_schema(schema: object) -> object:

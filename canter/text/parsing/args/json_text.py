@@ -9,7 +9,7 @@ import re
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _BLANK = re.compile(r"[ \t\r\n]+")
 _WORD = re.compile(r'[^\s"{}\[\],:]+')
-_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
 _HEX = frozenset("0123456789abcdefABCDEF")
 _WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
 _NO_NUMBER = frozenset(("NaN", "nan", "Infinity", "-Infinity", "+Infinity", "inf", "-inf"))
@@ -197,6 +197,6 @@ def json_word(word: str) -> str:
         return _WORDS[word]
     if word in _NO_NUMBER:
         return "null"
-    if _NUMBER.fullmatch(word):
+    if JSON_NUMBER.fullmatch(word):
         return word if math.isfinite(float(word)) else "null"
     return json.dumps(word, ensure_ascii=False)

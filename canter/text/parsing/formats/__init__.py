@@ -5,7 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from canter.text.parsing.format import Calls, Detection, Family, Thoughts
-from canter.text.parsing.formats import deepseek, dsml, gemma4, glm, harmony, hermes, kimi, llama, minimax_m2, mistral, qwen3, think
+from canter.text.parsing.formats import (
+    deepseek,
+    dsml,
+    gemma4,
+    glm,
+    harmony,
+    hermes,
+    json_calls,
+    kimi,
+    llama,
+    minimax_m2,
+    mistral,
+    pythonic,
+    qwen3,
+    think,
+)
 from canter.text.tokenizer import Tokenizer
 
 FAMILIES: tuple[Family, ...] = (
@@ -21,6 +36,8 @@ FAMILIES: tuple[Family, ...] = (
     mistral.FAMILY,
     harmony.FAMILY,
     gemma4.FAMILY,
+    pythonic.FAMILY,
+    json_calls.FAMILY,
 )
 
 CALLS: dict[str, Calls | Callable[[Tokenizer], Calls]] = {

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from canter.text.parsing.args.json_body import JsonArguments
+from canter.text.parsing.call_tags import WrittenCalls
 from canter.text.parsing.format import (
     NAME,
     SKIP,
@@ -27,8 +30,8 @@ def _read_typed_name(text: str) -> Named | None:
     return plain_name(name) if separator else None
 
 
-def _section(name: State, arguments: str) -> Calls:
-    """`arguments`: what parts a call's header from its arguments."""
+def _section(name: State, arguments: str, begin: Callable[[str], str], end: str, separator: str = "") -> Calls:
+    """`arguments`: what parts a call's header from its arguments; `begin`, `end`: what the model writes around these."""
     return Calls(
         states={
             "SECTION": SKIP,
@@ -44,11 +47,16 @@ def _section(name: State, arguments: str) -> Calls:
             Rule("CONTENT", _CALL_END, "CONTENT"),
             Rule("SECTION BETWEEN ARGUMENTS CONTENT", _SECTION_END, "CONTENT"),
         ),
+        written=WrittenCalls(_SECTION, begin, end, section=_SECTION_END, separator=separator),
     )
 
 
-V3 = _section(State("name", read_name=_read_typed_name), "```json")
-V31 = _section(NAME, _SEPARATOR)
+def _v3_header(name: str) -> str:
+    return f"{_CALL}function{_SEPARATOR}{name}\n```json\n"
+
+
+V3 = _section(State("name", read_name=_read_typed_name), "```json", _v3_header, f"\n```{_CALL_END}", "\n")
+V31 = _section(NAME, _SEPARATOR, lambda name: f"{_CALL}{name}{_SEPARATOR}", _CALL_END)
 
 FAMILY = Family(
     calls={"deepseek_v3": V3, "deepseek_v31": V31},

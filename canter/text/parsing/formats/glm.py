@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from canter.text.parsing.call_tags import WrittenArguments, WrittenCalls
 from canter.text.parsing.format import GAP, KEY, NAME, VALUE, Calls, Detection, Family, Rule, Thoughts, on_unless_off
 
 GLM = Calls(
@@ -13,6 +14,17 @@ GLM = Calls(
         Rule("KEY ARGUMENTS", "<arg_value>", "VALUE"),
         Rule("VALUE", "</arg_value>", "ARGUMENTS"),
         Rule("NAME ARGUMENTS VALUE", "</tool_call>", "CONTENT"),
+    ),
+    written=WrittenCalls(
+        "<tool_call>",
+        lambda name: f"<tool_call>{name}\n",
+        "</tool_call>",
+        arguments=WrittenArguments(
+            "<arg_key>",
+            "</arg_key>\n<arg_value>",
+            "</arg_value>\n",
+            ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_value>"),
+        ),
     ),
 )
 THOUGHTS = Thoughts(enabled=on_unless_off("enable_thinking"))

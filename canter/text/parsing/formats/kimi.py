@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from canter.text.parsing.args.json_body import JsonArguments
+from canter.text.parsing.call_tags import WrittenCalls
 from canter.text.parsing.emitter import kimi_id
 from canter.text.parsing.format import DROP, SKIP, Calls, Detection, Family, Named, Rule, State, Thoughts, kwarg
 from canter.text.parsing.options import ParseOptions
@@ -43,6 +44,14 @@ KIMI_K2 = Calls(
         Rule("CONTENT SECTION BETWEEN ARGUMENTS", "<|tool_calls_section_end|>", "DONE"),
     ),
     new_id=kimi_id,
+    written=WrittenCalls(
+        "<|tool_calls_section_begin|>",
+        lambda name: f"<|tool_call_begin|>functions.{name}:",
+        "<|tool_call_end|>",
+        number="[0-9]{1,4}",
+        opening="<|tool_call_argument_begin|>",
+        section="<|tool_calls_section_end|>",
+    ),
 )
 
 FAMILY = Family(

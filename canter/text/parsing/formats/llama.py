@@ -1,4 +1,4 @@
-"""Llama 3: calls are JSON objects that make up the whole answer, with or without a token before them."""
+"""Llama 3 and 4: calls are JSON objects that make up the whole answer, with or without a token before them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,18 @@ LLAMA3_JSON = Calls(
     initial="START",
 )
 
+# Llama 4 has tokens of its own around what is no prose.
+LLAMA4_JSON = Calls(
+    states=LLAMA3_JSON.states,
+    rules=(
+        *LLAMA3_JSON.rules,
+        Rule("CONTENT REASONING UNMARKED MARKED", "<|python_start|>", "MARKED"),
+        Rule("CONTENT UNMARKED MARKED", "<|python_end|>", "CONTENT"),
+    ),
+    initial="START",
+)
+
 FAMILY = Family(
-    calls={"llama3_json": LLAMA3_JSON, "llama4_json": LLAMA3_JSON},
+    calls={"llama3_json": LLAMA3_JSON, "llama4_json": LLAMA4_JSON},
     detect=(Detection(calls="llama3_json", template=("<|python_tag|>", '"parameters"')),),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from canter.text.parsing.call_tags import WrittenArguments, WrittenCalls
 from canter.text.parsing.format import GAP, KEY, NAME, SKIP, Calls, Detection, Family, Rule, State, Thoughts, never
 
 _INVOKE = ('<invoke name="', "<invoke name='", "<invoke name=")
@@ -27,6 +28,15 @@ MINIMAX_M2 = Calls(
         Rule("VALUE", "</parameter>", "PARAMETERS"),
         Rule("NAME PARAMETERS VALUE", "</invoke>", "BETWEEN"),
         Rule("PREAMBLE BETWEEN PARAMETERS VALUE CONTENT", _END, "CONTENT"),
+    ),
+    written=WrittenCalls(
+        _START,
+        lambda name: f'\n<invoke name="{name}">\n',
+        "</invoke>",
+        section=f"\n{_END}",
+        arguments=WrittenArguments(
+            '<parameter name="', '">', "</parameter>\n", ("</parameter>", "<parameter name=", "</invoke>", _START, _END)
+        ),
     ),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from canter.text.parsing.call_tags import WrittenArguments, WrittenCalls
 from canter.text.parsing.format import GAP, KEY, NAME, SKIP, Calls, Detection, Family, Rule, State, Thoughts, on_unless_off
 from canter.text.parsing.options import ParseOptions
 
@@ -26,6 +27,14 @@ def xml_calls(start: str, end: str) -> Calls:
             Rule("KEY", ">", "VALUE"),
             Rule("VALUE", "</parameter>", "PARAMETERS"),
             Rule("PREAMBLE BETWEEN PARAMETERS VALUE CONTENT", end, "CONTENT"),
+        ),
+        written=WrittenCalls(
+            start,
+            lambda name: f"{start}\n<function={name}>\n",
+            f"</function>\n{end}",
+            arguments=WrittenArguments(
+                "<parameter=", ">\n", "\n</parameter>\n", ("</parameter>", "<parameter=", "</function>", start, end)
+            ),
         ),
     )
 
