@@ -106,6 +106,9 @@ def test_published_gemma4_config() -> None:
 def test_slopes_where_heads_are_no_power_of_two() -> None:
     mpt = get_model_class("MptForCausalLM").Args.from_hf({"d_model": 12, "n_heads": 3}).attention[0].slopes
     assert mpt == (2.0**-4, 2.0**-8, 2.0**-2)
+    # transformers has 8 there, whatever the config says.
+    most = {"d_model": 12, "n_heads": 2, "attn_config": {"alibi_bias_max": 6}}
+    assert get_model_class("MptForCausalLM").Args.from_hf(most).attention[0].slopes == (2.0**-3, 2.0**-6)
     bloom = get_model_class("BloomForCausalLM").Args.from_hf({"hidden_size": 12, "n_head": 3}).attention[0].slopes
     assert bloom == (2.0**-4, 2.0**-8, 2.0**-2)
 
