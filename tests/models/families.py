@@ -434,10 +434,13 @@ class _DenseMLP(torch.nn.Module):
 
 def _randomise(model: torch.nn.Module) -> None:
     """Norms and biases away from their constants; matrices wide enough that attention is far from uniform."""
+    has_bare_scores = model.config.model_type in ("gemma3n_text", "gemma4_text")  # their norms do what others divide scores by
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape)
-            if "norm" in name and parameter.dim() == 1:
+            if has_bare_scores and name.endswith(("q_norm.weight", "k_norm.weight")):
+                parameter.copy_((0.2 * noise + 1) * parameter.shape[0] ** -0.25)
+            elif "norm" in name and parameter.dim() == 1:
                 parameter.copy_(0.2 * noise + parameter.mean())
             elif "sinks" in name or "output_scale" in name:
                 parameter.copy_(noise + 1)

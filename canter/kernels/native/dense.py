@@ -85,7 +85,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
     bias = None if bias is None else bias.contiguous()
     out = torch.empty_like(x)
     places = x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr()
-    _native.layer_norm(*places, type_code("layer_norm", x), type_code("layer_norm", weight), *x.shape, eps)
+    _native.layer_norm(*places, type_code("layer_norm", x), type_code("layer_norm", weight), x.shape[0], x.shape[1], eps)
     return out
 
 
@@ -94,7 +94,8 @@ def sparse_relu(x: Tensor, deviations: float) -> Tensor:
     require(x.dim() == 2, "sparse_relu", "x [T, N]", x)
     x = x if x.stride(1) == 1 else x.contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
-    _native.sparse_relu(x.data_ptr(), out.data_ptr(), type_code("sparse_relu", x), *x.shape, x.stride(0), deviations)
+    sizes = x.shape[0], x.shape[1], x.stride(0)
+    _native.sparse_relu(x.data_ptr(), out.data_ptr(), type_code("sparse_relu", x), *sizes, deviations)
     return out
 
 

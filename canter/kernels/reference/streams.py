@@ -17,7 +17,8 @@ def mix_streams(x: Tensor, coefs: Tensor, scale: float) -> Tensor:
     streams = round(coefs.shape[1] ** 0.5)
     wide = x.float().unflatten(1, (streams, -1))
     mixed = wide + (coefs.float() * scale).unflatten(1, (streams, streams)) @ wide
-    return mixed.flatten(1).to(x.dtype)
+    rounded: Tensor = mixed.flatten(1).to(x.dtype)
+    return rounded
 
 
 def add_to_streams(x: Tensor, row: Tensor, coefs: Tensor | None, scale: float = 1.0, offset: float = 0.0, first: int = 0) -> Tensor:
@@ -26,7 +27,8 @@ def add_to_streams(x: Tensor, row: Tensor, coefs: Tensor | None, scale: float = 
     factors = torch.ones(x.shape[0], streams) if coefs is None else coefs.float() * scale + offset
     factors[:, :first] = 0
     total = x.float().unflatten(1, (streams, -1)) + factors.unsqueeze(2) * row.float().unsqueeze(1)
-    return total.flatten(1).to(x.dtype)
+    rounded: Tensor = total.flatten(1).to(x.dtype)
+    return rounded
 
 
 def match_streams(row: Tensor, x: Tensor) -> Tensor:
