@@ -34,6 +34,7 @@ def pack_blocks(format: str, source: int, row_bytes: int, row_index: int, output
 def pack_i8(codes: int, scales: int, row_index: int, outputs: int, width: int, dest: int, /) -> None: ...
 def pack_w4(codes: int, scales: int, zeros: int, row_index: int, outputs: int, width: int, group: int, dest: int, /) -> None: ...
 def unpack_rows(matrix: Matrix, begin: int, end: int, out: int, /) -> None: ...
+def known_ids(ids: int, out: int, rows: int, limit: int, /) -> None: ...
 def embedding_packed(matrix: Matrix, ids: int, out: int, out_type: int, rows: int, scale: float, /) -> None: ...
 def embedding_blocks(
     type_name: str, base: int, row_bytes: int, ids: int, out: int, out_type: int, rows: int, vocab: int, width: int, scale: float, /
@@ -58,7 +59,41 @@ def rms_norm(
     cast_first: bool,
     /,
 ) -> None: ...
+def layer_norm(x: int, weight: int, bias: int, out: int, type: int, weight_type: int, rows: int, width: int, eps: float, /) -> None: ...
+def sparse_relu(x: int, out: int, type: int, rows: int, width: int, x_stride: int, deviations: float, /) -> None: ...
+def mix_streams(x: int, coefs: int, out: int, type: int, rows: int, streams: int, width: int, scale: float, /) -> None: ...
+def add_to_streams(
+    x: int,
+    row: int,
+    coefs: int,
+    out: int,
+    type: int,
+    rows: int,
+    streams: int,
+    width: int,
+    row_stride: int,
+    scale: float,
+    offset: float,
+    first: int,
+    /,
+) -> None: ...
+def match_streams(row: int, x: int, out: int, type: int, rows: int, streams: int, width: int, row_stride: int, /) -> None: ...
 def gated(gate_up: int, out: int, type: int, activation: int, rows: int, width: int, /) -> None: ...
+def pointwise(
+    kind: int,
+    x: int,
+    y: int,
+    factors: int,
+    out: int,
+    type: int,
+    rows: int,
+    width: int,
+    x_stride: int,
+    y_stride: int,
+    a: float,
+    b: float,
+    /,
+) -> None: ...
 def softcap(x: int, out: int, type: int, count: int, cap: float, /) -> None: ...
 def rotary(
     q: int,
@@ -74,6 +109,7 @@ def rotary(
     head_dim: int,
     rot_dim: int,
     max_pos: int,
+    interleaved: bool,
     /,
 ) -> None: ...
 def write_kv(
@@ -297,6 +333,7 @@ class Program:
     def matmul(
         self, matrix: Matrix, x: Operand, x_type: int, x_stride: int, bias: int, bias_type: int, out: Operand, out_type: int, /
     ) -> None: ...
+    def known_ids(self, ids: Operand, out: Operand, limit: int, /) -> None: ...
     def embedding_packed(self, matrix: Matrix, ids: Operand, out: Operand, out_type: int, scale: float, /) -> None: ...
     def embedding_blocks(
         self,
@@ -341,7 +378,44 @@ class Program:
         cast_first: bool,
         /,
     ) -> None: ...
+    def layer_norm(
+        self, x: Operand, weight: int, bias: int, out: Operand, type: int, weight_type: int, width: int, eps: float, /
+    ) -> None: ...
+    def sparse_relu(self, x: Operand, out: Operand, type: int, width: int, x_stride: int, deviations: float, /) -> None: ...
+    def mix_streams(self, x: Operand, coefs: Operand, out: Operand, type: int, streams: int, width: int, scale: float, /) -> None: ...
+    def add_to_streams(
+        self,
+        x: Operand,
+        row: Operand,
+        coefs: Operand | None,
+        out: Operand,
+        type: int,
+        streams: int,
+        width: int,
+        row_stride: int,
+        scale: float,
+        offset: float,
+        first: int,
+        /,
+    ) -> None: ...
+    def match_streams(self, row: Operand, x: Operand, out: Operand, type: int, streams: int, width: int, row_stride: int, /) -> None: ...
     def gated(self, name: str, gate_up: Operand, out: Operand, type: int, activation: int, width: int, /) -> None: ...
+    def pointwise(
+        self,
+        name: str,
+        kind: int,
+        x: Operand,
+        y: Operand,
+        factors: int,
+        out: Operand,
+        type: int,
+        width: int,
+        x_stride: int,
+        y_stride: int,
+        a: float,
+        b: float,
+        /,
+    ) -> None: ...
     def softcap(self, x: Operand, out: Operand, type: int, width: int, cap: float, /) -> None: ...
     def widen(self, x: Operand, out: Operand, width: int, /) -> None: ...
     def gather(self, source: Operand, count_slot: int, indices: Operand, out: Operand, row_bytes: int, /) -> None: ...
@@ -359,6 +433,7 @@ class Program:
         head_dim: int,
         rot_dim: int,
         max_pos: int,
+        interleaved: bool,
         /,
     ) -> None: ...
     def write_kv(

@@ -29,6 +29,36 @@ void bind_gated(Address gate_up, Address out, int type, int activation, std::int
     gated({at(gate_up), at(out), dtype_of(type), static_cast<Activation>(activation), rows, width});
 }
 
+void bind_pointwise(int kind, Address x, Address y, Address factors, Address out, int type, std::int64_t rows, std::int64_t width,
+                    std::int64_t x_stride, std::int64_t y_stride, float a, float b) {
+    pointwise({at(x), at(y), at<float>(factors), at(out), dtype_of(type), static_cast<Pointwise>(kind), rows, width, x_stride, y_stride, a,
+               b});
+}
+
+void bind_layer_norm(Address x, Address weight, Address bias, Address out, int type, int weight_type, std::int64_t rows,
+                     std::int64_t width, float eps) {
+    layer_norm({at(x), at(weight), at(bias), at(out), dtype_of(type), dtype_of(weight_type), rows, width, eps});
+}
+
+void bind_sparse_relu(Address x, Address out, int type, std::int64_t rows, std::int64_t width, std::int64_t x_stride, float deviations) {
+    sparse_relu({at(x), at(out), dtype_of(type), rows, width, x_stride, deviations});
+}
+
+void bind_mix_streams(Address x, Address coefs, Address out, int type, std::int64_t rows, std::int64_t streams, std::int64_t width,
+                      float scale) {
+    mix_streams({at(x), nullptr, at(coefs), at(out), dtype_of(type), rows, streams, width, 0, scale, 0.0f, 0});
+}
+
+void bind_add_to_streams(Address x, Address row, Address coefs, Address out, int type, std::int64_t rows, std::int64_t streams,
+                         std::int64_t width, std::int64_t row_stride, float scale, float offset, std::int64_t first) {
+    add_to_streams({at(x), at(row), at(coefs), at(out), dtype_of(type), rows, streams, width, row_stride, scale, offset, first});
+}
+
+void bind_match_streams(Address row, Address x, Address out, int type, std::int64_t rows, std::int64_t streams, std::int64_t width,
+                        std::int64_t row_stride) {
+    match_streams({at(x), at(row), nullptr, at(out), dtype_of(type), rows, streams, width, row_stride, 0.0f, 0.0f, 0});
+}
+
 void bind_softcap(Address x, Address out, int type, std::int64_t count, float cap) {
     softcap({at(x), at(out), dtype_of(type), count, cap});
 }
@@ -71,7 +101,13 @@ NB_MODULE(_native, m) {
     m.def("set_num_threads", &set_num_threads, "count"_a, released());
     m.def("quant_types", &quant_types);
     m.def("rms_norm", &bind_rms_norm, released());
+    m.def("layer_norm", &bind_layer_norm, released());
+    m.def("sparse_relu", &bind_sparse_relu, released());
+    m.def("mix_streams", &bind_mix_streams, released());
+    m.def("add_to_streams", &bind_add_to_streams, released());
+    m.def("match_streams", &bind_match_streams, released());
     m.def("gated", &bind_gated, released());
+    m.def("pointwise", &bind_pointwise, released());
     m.def("softcap", &bind_softcap, released());
     m.def("dequantize", &bind_dequantize, released());
     bind_attention(m);

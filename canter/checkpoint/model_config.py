@@ -23,7 +23,7 @@ _MAX_STRETCH = 1024
 _STRETCHING = {"yarn", "dynamic"}
 """Kinds of rope scaling that reach beyond `max_position_embeddings`."""
 _DTYPES = ("float32", "bfloat16", "float16")
-_DEFAULT_CONTEXT = {"gemma3_text": 131072}
+_DEFAULT_CONTEXT = {"gemma3_text": 131072, "bloom": 2048}
 """Context lengths that published configurations leave to their class, by `model_type`."""
 
 
@@ -106,7 +106,7 @@ def _quantization(files: CheckpointFiles, hf: Mapping[str, Any]) -> tuple[str, d
 
 def _text(hf: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of the configuration that describes the language model."""
-    text = hf.get("text_config")
+    text = hf.get("text_config") or hf.get("language_config")
     return text if isinstance(text, Mapping) else hf
 
 

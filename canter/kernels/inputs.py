@@ -104,6 +104,10 @@ def linear_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     return [*cases, *packed_linear_inputs(rng, dtype)]
 
 
+def known_ids_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    return [(torch.randint(90, (rows,), generator=rng), limit) for rows, limit in ((0, 5), (1, 90), (40, 60))]
+
+
 def embedding_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     cases: list[Case] = []
     for i, format in enumerate(FORMATS):
@@ -144,6 +148,46 @@ def add_rms_norm_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     return [(case[0], normal(rng, dtype, *case[0].shape), *case[1:]) for case in rms_norm_inputs(rng, dtype)]
 
 
+def layer_norm_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    cases: list[Case] = []
+    for rows, width, shift in ((0, 16, 0.0), (1, 1, 0.0), (3, 576, 0.0), (70, 513, 5.0), (2, 67, -100.0)):
+        x, (weight, bias) = normal(rng, dtype, rows, width) + shift, (normal(rng, dtype, width) for _ in range(2))
+        cases += [(x, weight, bias, 1e-5), (x, weight, None, 1e-3)]
+    return cases
+
+
+def sparse_relu_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    return [(x, deviations) for x, _ in _strided(rng, dtype) for deviations in (1.6448536, -0.5)]
+
+
+_STREAM_SHAPES = ((0, 4, 16), (1, 2, 1), (5, 4, 67), (33, 3, 130))
+
+
+def mix_streams_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    return [
+        (normal(rng, dtype, rows, count * width), normal(rng, dtype, rows, count * count, scale=9.0), 0.1)
+        for rows, count, width in _STREAM_SHAPES
+    ]
+
+
+def add_to_streams_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    """The row is one of several streams, as it is when a layer corrects what it predicted."""
+    cases: list[Case] = []
+    for rows, count, width in _STREAM_SHAPES:
+        x, row = normal(rng, dtype, rows, count * width), normal(rng, dtype, rows, 3 * width)[:, width : 2 * width]
+        cases += [(x, row, normal(rng, dtype, rows, count), 0.3, 1.0, 0), (x, row.contiguous(), None, 1.0, 0.0, 1)]
+    return cases
+
+
+def match_streams_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    cases: list[Case] = []
+    for rows, count, width in _STREAM_SHAPES:
+        row, others = normal(rng, dtype, rows, 2 * width, scale=3.0)[:, :width], normal(rng, dtype, rows, (count - 1) * width)
+        others[-1:] = 0
+        cases.append((row, others))
+    return cases
+
+
 def gated_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     cases: list[Case] = [
         (normal(rng, dtype, rows, 2 * width, scale=scale),)
@@ -152,6 +196,32 @@ def gated_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     edges = torch.tensor([0.0, -0.0, 88.0, -88.0, 89.0, -89.0, 104.0, -104.0, 1e4, -1e4, 1e30, -1e30, 1e-30, -1e-30], dtype=dtype)
     cases.append((torch.stack((torch.cat((edges, torch.ones_like(edges))), torch.cat((edges, edges.flip(0) * 1e-5)))),))
     return cases
+
+
+def _strided(rng: Generator, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    """Pairs [T, N], dense and as parts of fused projections."""
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for rows, width, scale in ((0, 8, 1.0), (1, 1, 1.0), (3, 37, 4.0), (70, 129, 1.0), (2, 1536, 30.0)):
+        pairs.append((normal(rng, dtype, rows, width, scale=scale), normal(rng, dtype, rows, width, scale=scale)))
+        x, _, y = normal(rng, dtype, rows, 2 * width + 3, scale=scale).split((width, 3, width), 1)
+        pairs.append((x, y))
+    return pairs
+
+
+def elementwise_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    return [(x,) for x, _ in _strided(rng, dtype)]
+
+
+def scale_columns_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    return [(x, normal(rng, torch.float32, x.shape[1])) for x, _ in _strided(rng, dtype)]
+
+
+def pair_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    return list(_strided(rng, dtype))
+
+
+def weighted_sum_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    return [(x, y, a, b) for x, y in _strided(rng, dtype) for a, b in ((1.0, 1.0), (0.7, -2.5))]
 
 
 def softcap_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
@@ -175,7 +245,9 @@ def rotary_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
         positions = torch.randint(90, (rows,), generator=rng)
         fused = normal(rng, dtype, rows, (q_heads + 2 * k_heads) * head_dim)  # q and k as a fused projection leaves them
         q, k = fused[:, : q_heads * head_dim], fused[:, q_heads * head_dim : (q_heads + k_heads) * head_dim]
-        cases.append((q.unflatten(1, (q_heads, head_dim)), k.unflatten(1, (k_heads, head_dim)), positions, table, rot_dim))
+        heads = q.unflatten(1, (q_heads, head_dim)), k.unflatten(1, (k_heads, head_dim))
+        cases += [(*heads, positions, table, rot_dim, interleaved) for interleaved in (False, True)]
+        cases.append((heads[0], heads[1][:, :0], positions, table, rot_dim))
     return cases
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from canter.kernels import inputs, recurrent_inputs
-from canter.kernels.reference import activation, attention, linear, norm, recurrent, rotary, sampling, step
+from canter.kernels.reference import activation, attention, linear, norm, recurrent, rotary, sampling, step, streams
 
 Kernel = Callable[..., Any]
 Rejects = Callable[..., str | None]
@@ -65,11 +65,26 @@ OPS: dict[str, Op] = {
     op.name: op
     for op in (
         Op("linear", linear.linear, inputs.linear_inputs, _tolerance((1e-4, 1e-5))),
+        Op("known_ids", linear.known_ids, inputs.known_ids_inputs, _EXACT),
         Op("embedding", linear.embedding, inputs.embedding_inputs, _EXACT),
         Op("rms_norm", norm.rms_norm, inputs.rms_norm_inputs, _tolerance((1e-5, 1e-7))),
         Op("add_rms_norm", norm.add_rms_norm, inputs.add_rms_norm_inputs, _tolerance((1e-5, 1e-7))),
+        Op("layer_norm", norm.layer_norm, inputs.layer_norm_inputs, _tolerance((1e-4, 1e-5))),
+        Op("sparse_relu", norm.sparse_relu, inputs.sparse_relu_inputs, _tolerance((1e-4, 1e-5))),
+        Op("mix_streams", streams.mix_streams, inputs.mix_streams_inputs, _tolerance((1e-4, 1e-5))),
+        Op("add_to_streams", streams.add_to_streams, inputs.add_to_streams_inputs, _tolerance((1e-5, 1e-6))),
+        Op("match_streams", streams.match_streams, inputs.match_streams_inputs, _tolerance((1e-5, 1e-6))),
         Op("silu_and_mul", activation.silu_and_mul, inputs.gated_inputs, _tolerance((1e-5, 1e-7))),
         Op("gelu_tanh_and_mul", activation.gelu_tanh_and_mul, inputs.gated_inputs, _tolerance((1e-4, 1e-6))),
+        Op("silu", activation.silu, inputs.elementwise_inputs, _tolerance((1e-5, 1e-7))),
+        Op("relu_squared", activation.relu_squared, inputs.elementwise_inputs, _tolerance((1e-6, 0.0))),
+        Op("scale_columns", activation.scale_columns, inputs.scale_columns_inputs, _tolerance((1e-6, 0.0))),
+        Op("sigmoid_mul", activation.sigmoid_mul, inputs.pair_inputs, _tolerance((1e-5, 1e-7))),
+        Op("silu_mul", activation.silu_mul, inputs.pair_inputs, _tolerance((1e-5, 1e-7))),
+        Op("gelu", activation.gelu, inputs.elementwise_inputs, _tolerance((1e-4, 1e-6))),
+        Op("gelu_tanh", activation.gelu_tanh, inputs.elementwise_inputs, _tolerance((1e-4, 1e-6))),
+        Op("gelu_tanh_mul", activation.gelu_tanh_mul, inputs.pair_inputs, _tolerance((1e-4, 1e-6))),
+        Op("weighted_sum", activation.weighted_sum, inputs.weighted_sum_inputs, _tolerance((1e-5, 1e-5))),
         Op("softcap", activation.softcap, inputs.softcap_inputs, _tolerance((1e-5, 1e-7))),
         Op("rotary", rotary.rotary, inputs.rotary_inputs, _tolerance((1e-5, 1e-6)), mutates=(0, 1)),
         Op("write_kv", attention.write_kv, inputs.write_kv_inputs, _EXACT, mutates=(2, 3, 5, 6)),

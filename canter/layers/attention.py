@@ -1,26 +1,32 @@
-"""Self-attention over the paged cache: full or windowed, with as many key heads as the model has."""
+"""Self-attention over the paged cache: full, windowed, chunked or by distance, with as many key heads as the model has."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from canter.core.state_specs import StateSpec, attention_spec
+from canter.core.state_specs import SharedState, StateKind, StateSpec, attention_spec
 from canter.kernels.attention_plan import plan_attention
 from canter.layers.build import Build
-from canter.layers.context import StepContext
-from canter.layers.linear import Linear, qkv_linear
+from canter.layers.context import GroupContext, StepContext
+from canter.layers.linear import Linear
 from canter.layers.norm import NormArgs, RMSNorm
-from canter.layers.rope import RopeArgs
+from canter.layers.rope import QueryGrowth, RopeArgs, growth_table
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionArgs:
-    """`window`: tokens a query sees, itself included (0: all). `softcap`: bound of the scores by tanh (0: none).
+    """`window`: tokens a query sees, itself included (0: all); with `sees_prompt` those of its request's prompt too. `chunk`: a query
+    sees nothing before the last multiple of so many tokens (0: all). `softcap`: bound of the scores by tanh (0: none).
 
-    `rope` None leaves positions out. `qk_norm` normalises each head's queries and keys before they are rotated.
+    `rope` None leaves positions out; `slopes`, one a head, take them from distances instead (ALiBi). `growth`: how queries grow with
+    their position. `qk_norm` normalises each head's queries and keys before they are rotated, or where `norms_rotated` after that;
+    `v_norm` does it to values, without weights. `sinks`: each head has a learned score that only takes weight away. `values_are_keys`:
+    values are the keys as projected, before they are normalised and rotated. `shares`: the layer before this one whose keys and values
+    are read, instead of own ones.
     """
 
     num_heads: int
@@ -33,10 +39,29 @@ class AttentionArgs:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: NormArgs | None = None
+    qk_norm_weights: bool = True
+    norms_rotated: bool = False
+    v_norm: NormArgs | None = None
+    chunk: int = 0
+    sees_prompt: bool = False
+    slopes: tuple[float, ...] = ()
+    growth: QueryGrowth | None = None
+    sinks: bool = False
+    values_are_keys: bool = False
+    shares: int | None = None
 
-    def state_spec(self, block_size: int, cache_dtype: str) -> StateSpec:
+    def state_spec(self, block_size: int, cache_dtype: str) -> StateSpec | SharedState:
         """What a layer of this kind remembers."""
-        return attention_spec(self.num_kv_heads, self.head_dim, cache_dtype, block_size, self.window or None)
+        if self.shares is not None:
+            return SharedState(self.shares)
+        kind = StateKind.CHUNKED_LOCAL if self.chunk else StateKind.PROMPT_WINDOW if self.sees_prompt else None
+        return attention_spec(self.num_kv_heads, self.head_dim, cache_dtype, block_size, self.chunk or self.window or None, kind=kind)
+
+    @property
+    def mask(self) -> dict[str, str]:
+        """What kernels are told of a mask that not all of them have, when they are chosen."""
+        kind = "chunk" if self.chunk else "prompt" if self.sees_prompt else "alibi" if self.slopes else None
+        return {"mask": kind} if kind else {}
 
 
 class Attention:
@@ -44,33 +69,76 @@ class Attention:
 
     def __init__(self, build: Build, layer_id: int, hidden_size: int, args: AttentionArgs) -> None:
         heads, kv_heads, head_dim = args.num_heads, args.num_kv_heads, args.head_dim
-        self._layer_id = layer_id
-        self._sizes = (heads, kv_heads, kv_heads)
+        if args.shares is not None:
+            kv_heads = 0
+        self._args, self._layer_id = args, layer_id
+        self._owns_keys = args.shares is None
+        sizes = {"q": heads, "k": kv_heads, "v": 0 if args.values_are_keys else kv_heads}
+        self._sizes = tuple(sizes.values())
         self._heads_shape = (-1, sum(self._sizes), head_dim)
         self._width = heads * head_dim
         self._limits = (args.scale, args.window, args.softcap)
-        self._qkv = qkv_linear(build.at("qkv"), hidden_size, heads, kv_heads, head_dim, args.qkv_bias)
+        parts = {name: count * head_dim for name, count in sizes.items() if count}
+        self._qkv = Linear(build.at("qkv"), hidden_size, sum(parts.values()), args.qkv_bias, parts, groups=max(1, kv_heads))
         self._output = Linear(build.at("output"), self._width, hidden_size, args.output_bias)
-        self._q_norm = RMSNorm(build.at("q_norm"), head_dim, args.qk_norm) if args.qk_norm else None
-        self._k_norm = RMSNorm(build.at("k_norm"), head_dim, args.qk_norm) if args.qk_norm else None
+        weights = args.qk_norm_weights
+        self._q_norm = RMSNorm(build.at("q_norm"), head_dim, args.qk_norm, weights) if args.qk_norm else None
+        self._k_norm = RMSNorm(build.at("k_norm"), head_dim, args.qk_norm, weights) if args.qk_norm and self._owns_keys else None
+        self._v_norm = RMSNorm(build.at("v_norm"), head_dim, args.v_norm, weights=False) if args.v_norm and self._owns_keys else None
         self._cos_sin = build.rope(args.rope) if args.rope else None
         self._rope_dim = args.rope.dim if args.rope else 0
-        self._rotary = build.op("rotary")
+        self._growth = growth_table(args.growth, head_dim, build.max_model_len, build.device) if args.growth else None
+        self._sinks = build.parameter("sinks", (heads,), dtype=torch.float32) if args.sinks else None
+        self._slopes = torch.tensor(args.slopes, dtype=torch.float32, device=build.device) if args.slopes else None
+        is_interleaved = args.rope is not None and args.rope.interleaved
+        self._rotary_options = (True,) if is_interleaved else ()
+        self._rotary: Callable[..., None] = build.op("rotary")
         self._write_kv = build.op("write_kv", cache_dtype=build.cache_dtype)
-        self._attend: Callable[..., Tensor] = build.op("paged_attention", cache_dtype=build.cache_dtype)
+        self._attend: Callable[..., Tensor] = build.op("paged_attention", cache_dtype=build.cache_dtype, **args.mask)
 
     def __call__(self, x: Tensor, ctx: StepContext) -> Tensor:
         q, k, v = self._qkv(x).view(self._heads_shape).split_with_sizes(self._sizes, 1)
-        if self._q_norm is not None and self._k_norm is not None:
-            q, k = self._q_norm(q), self._k_norm(k)
-        if self._cos_sin is not None:
-            self._rotary(q, k, ctx.positions, self._cos_sin, self._rope_dim)
+        if self._owns_keys and self._args.values_are_keys:
+            v = k
+        if self._v_norm is not None:
+            v = self._v_norm(v)
+        q, k = self._place(q, k, ctx.positions)
         cache = ctx.caches[self._layer_id]
         group = ctx.groups[ctx.group_of_layer[self._layer_id]]
         if group.plan is None:
             group.plan = plan_attention(group.block_table, ctx.query_start_loc, ctx.seq_lens)
         k_cache, v_cache, scales = cache["k"], cache["v"], (cache.get("k_scale"), cache.get("v_scale"))
-        self._write_kv(k, v, k_cache, v_cache, group.slot_mapping, *scales)
+        if self._owns_keys:
+            self._write_kv(k, v, k_cache, v_cache, group.slot_mapping, *scales)
         requests = group.block_table, ctx.query_start_loc, ctx.seq_lens
-        attended = self._attend(q, k_cache, v_cache, *requests, *self._limits, None, *scales, group.plan)
+        options = self._options(group)
+        attended = self._attend(q, k_cache, v_cache, *requests, *self._limits, self._sinks, *scales, group.plan, **options)
         return self._output(attended.view(-1, self._width))
+
+    def _place(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys normalised and brought to their positions."""
+        if not self._args.norms_rotated:
+            q, k = self._normed(q, k)
+        if self._cos_sin is not None:
+            self._rotary(q, k, positions, self._cos_sin, self._rope_dim, *self._rotary_options)
+        if self._args.norms_rotated:
+            q, k = self._normed(q, k)
+        if self._growth is not None:
+            q, none = q.split_with_sizes((self._args.num_heads, 0), 1)
+            self._rotary(q, none, positions, self._growth, self._args.head_dim)
+        return q, k
+
+    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        q = q if self._q_norm is None else self._q_norm(q)
+        return q, k if self._k_norm is None else self._k_norm(k)
+
+    def _options(self, group: GroupContext) -> dict[str, object]:
+        """What calls are told of a mask that not every layer has."""
+        options: dict[str, object] = {}
+        if self._args.chunk:
+            options["chunk"] = self._args.chunk
+        if self._args.sees_prompt:
+            options["prompt_lens"] = group.prompt_lens
+        if self._slopes is not None:
+            options["slopes"] = self._slopes
+        return options

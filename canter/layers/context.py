@@ -20,6 +20,8 @@ class GroupContext:
     """[T] int64: `block_id * block_size + offset` of each token, or -1 for a token that is not stored."""
     plan: AttentionPlan | None = None
     """What the group's layers share of this step's attention; the first of them makes it where it is not given."""
+    prompt_lens: Tensor | None = None
+    """[B] int32, where layers see prompts whole: tokens of each request's prompt."""
     recurrent: RecurrentPlan | None = None
     """Of layers that keep a whole state: where each request's comes from, and where it goes."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from canter.core.state_specs import StateSpec
+from canter.core.state_specs import SharedState, StateSpec
 from canter.layers.attention import Attention, AttentionArgs
 from canter.layers.build import Build
 from canter.layers.context import StepContext
@@ -38,6 +39,11 @@ class DecoderArgs:
     @property
     def num_layers(self) -> int:
         return len(self.attention)
+
+
+def attention_states(args: DecoderArgs, block_size: int, cache_dtype: str) -> Mapping[int, StateSpec | SharedState]:
+    """layer id -> what its attention remembers."""
+    return {layer_id: attention.state_spec(block_size, cache_dtype) for layer_id, attention in enumerate(args.attention)}
 
 
 class DecoderLayer:
@@ -95,6 +101,6 @@ class Decoder:
         return self._head(hidden)
 
     @staticmethod
-    def state_specs(args: DecoderArgs, block_size: int, cache_dtype: str) -> dict[int, StateSpec]:
+    def state_specs(args: DecoderArgs, block_size: int, cache_dtype: str) -> Mapping[int, StateSpec | SharedState]:
         """layer id -> what it remembers. Needs no weights."""
-        return {layer_id: attention.state_spec(block_size, cache_dtype) for layer_id, attention in enumerate(args.attention)}
+        return attention_states(args, block_size, cache_dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from canter.layers.build import Build
@@ -20,12 +21,12 @@ class NormArgs:
 
 
 class RMSNorm:
-    """x / sqrt(mean(x^2) + eps), scaled, over the last dimension."""
+    """x / sqrt(mean(x^2) + eps), scaled, over the last dimension. `weights` False: scaled by nothing."""
 
     __slots__ = ("_add_rms_norm", "_args", "_rms_norm", "weight")
 
-    def __init__(self, build: Build, size: int, args: NormArgs) -> None:
-        self.weight = build.parameter("weight", (size,))
+    def __init__(self, build: Build, size: int, args: NormArgs, weights: bool = True) -> None:
+        self.weight = build.parameter("weight", (size,)) if weights else torch.ones(size, dtype=build.dtype, device=build.device)
         self._args = (args.eps, args.plus_one, args.cast_first)
         self._rms_norm: Callable[..., Tensor] = build.op("rms_norm", weight_dtype=self.weight.dtype)
         self._add_rms_norm: Callable[..., tuple[Tensor, Tensor]] = build.op("add_rms_norm", weight_dtype=self.weight.dtype)

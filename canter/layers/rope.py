@@ -22,8 +22,10 @@ from canter.core.errors import CheckpointError, UnsupportedModelError
 class RopeArgs:
     """One rope, as a config gives it. `dim` is the number of leading dimensions of a head that are rotated.
 
+    Pairs are element i and i + dim / 2, or where `interleaved` elements 2 i and 2 i + 1.
     `original_length` is the context of pre-training, before any stretching. `short_factors`, `long_factors` (longrope)
-    and `factors` (explicit_factors) hold `dim / 2` divisors of the frequencies each.
+    and `factors` (explicit_factors) hold `dim / 2` divisors of the frequencies each. `num_turned` (proportional): the pairs that turn
+    at all, whose frequencies are those of whole heads.
     """
 
     kind: str
@@ -41,6 +43,17 @@ class RopeArgs:
     factors: tuple[float, ...] = ()
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    num_turned: int = 0
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries at position p are multiplied by 1 + `factor` * ln(1 + floor((p + 1) / `interval`)), so that attention over long
+    contexts stays sharp (arXiv 2501.19399)."""
+
+    factor: float
+    interval: float
 
 
 def read_rope(hf: Mapping[str, Any], head_dim: int, layer_type: str | None = None, default_theta: float = 10000.0) -> RopeArgs:
@@ -56,6 +69,8 @@ def read_rope(hf: Mapping[str, Any], head_dim: int, layer_type: str | None = Non
         raise UnsupportedModelError(f"rope_type {kind!r} is not supported. Supported: {', '.join(sorted(_FREQUENCIES))}.")
     partial = given.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1.0
     dim = int(head_dim * float(partial) + 1e-6)  # a factor may have been computed as dim / head_dim
+    if kind == "proportional":
+        dim = head_dim
     if dim < 2 or dim % 2:
         raise CheckpointError(f"Rotary dimensions must be an even number of at least 2, found {dim} (head_dim {head_dim}, part {partial}).")
     theta = float(given.get("rope_theta") or hf.get("rope_theta") or default_theta)
@@ -80,6 +95,15 @@ def rope_table(args: RopeArgs, max_model_len: int, device: torch.device) -> Tens
     angles = torch.outer(positions, inverse_frequencies(args, max_model_len).double())
     table = torch.cat((angles.cos(), angles.sin()), dim=1) * args.attention_factor
     return table.to(torch.float32).to(device)
+
+
+def growth_table(args: QueryGrowth, head_dim: int, max_model_len: int, device: torch.device) -> Tensor:
+    """[max_model_len, head_dim] float32: as a rotary table it turns nothing, but multiplies by what queries grow by."""
+    positions = torch.arange(max_model_len, dtype=torch.float32)
+    growth = torch.log1p(torch.floor((positions + 1) / args.interval)) * args.factor + 1
+    table = torch.zeros(max_model_len, head_dim)
+    table[:, : head_dim // 2] = growth[:, None]
+    return table.to(device)
 
 
 def _parameters(hf: Mapping[str, Any], layer_type: str | None) -> dict[str, Any]:
@@ -163,6 +187,12 @@ def _read_explicit(given: Mapping[str, Any], dim: int, max_position: int, origin
     }
 
 
+def _read_proportional(given: Mapping[str, Any], dim: int, max_position: int, original: int) -> dict[str, Any]:
+    part = given.get("partial_rotary_factor")
+    part = 1.0 if part is None else _number(given, "partial_rotary_factor", "proportional")
+    return {"factor": float(given.get("factor") or 1.0), "num_turned": min(int(part * dim // 2), dim // 2)}
+
+
 def _default(args: RopeArgs, max_model_len: int) -> Tensor:
     return 1.0 / _periods(args.theta, args.dim)
 
@@ -212,6 +242,11 @@ def _longrope(args: RopeArgs, max_model_len: int) -> Tensor:
     return 1.0 / (torch.tensor(chosen, dtype=torch.float32) * _periods(args.theta, args.dim))
 
 
+def _proportional(args: RopeArgs, max_model_len: int) -> Tensor:
+    turned = torch.arange(args.dim // 2) < args.num_turned
+    return torch.where(turned, _default(args, max_model_len) / args.factor, 0)
+
+
 def _explicit(args: RopeArgs, max_model_len: int) -> Tensor:
     return _default(args, max_model_len) / torch.tensor(args.factors, dtype=torch.float32)
 
@@ -225,6 +260,7 @@ _FREQUENCIES: dict[str, Callable[[RopeArgs, int], Tensor]] = {
     "yarn": _yarn,
     "longrope": _longrope,
     "explicit_factors": _explicit,
+    "proportional": _proportional,
 }
 _READERS: dict[str, Callable[[Mapping[str, Any], int, int, int], dict[str, Any]]] = {
     "linear": _read_factor,
@@ -233,4 +269,5 @@ _READERS: dict[str, Callable[[Mapping[str, Any], int, int, int], dict[str, Any]]
     "yarn": _read_yarn,
     "longrope": _read_longrope,
     "explicit_factors": _read_explicit,
+    "proportional": _read_proportional,
 }

@@ -5,27 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-from canter.core.errors import CheckpointError, UnsupportedModelError
+from canter.core.errors import UnsupportedModelError
 from canter.layers.attention import AttentionArgs
 from canter.layers.decoder import Decoder, DecoderArgs
 from canter.layers.norm import NormArgs
 from canter.layers.rope import RopeArgs, read_rope
 from canter.models import hf_config, names
-from canter.models.weights import Rule, WeightMap
+from canter.models.weights import WeightMap
 
-_NORMS = (
-    Rule(f"{names.LAYER}.input_layernorm.weight", "layers.{i}.attention_norm.weight"),
-    Rule(f"{names.LAYER}.post_attention_layernorm.weight", "layers.{i}.after_attention_norm.weight"),
-    Rule(f"{names.LAYER}.pre_feedforward_layernorm.weight", "layers.{i}.mlp_norm.weight"),
-    Rule(f"{names.LAYER}.post_feedforward_layernorm.weight", "layers.{i}.after_mlp_norm.weight"),
-)
-_RULES = (*names.OUTER, *_NORMS, *names.SEPARATE_QKV, *names.OUTPUT, *names.SEPARATE_GATE_UP, *names.DOWN)
-_VISION = ("*vision_tower.*", "*multi_modal_projector.*")
-_MULTIMODAL_RENAMES = (
-    ("language_model.model.", "model."),
-    ("model.language_model.", "model."),
-    ("language_model.lm_head.", "lm_head."),
-)
+_RULES = (*names.OUTER, *names.BRANCH_NORMS, *names.SEPARATE_QKV, *names.OUTPUT, *names.SEPARATE_GATE_UP, *names.DOWN)
 
 
 class Gemma2Args(DecoderArgs):
@@ -49,22 +37,12 @@ class Gemma3Args(DecoderArgs):
 
     @classmethod
     def from_hf(cls, hf: Mapping[str, Any]) -> Self:
-        text = _text_config(hf)
+        text = hf_config.text_config(hf)
         pattern = hf_config.positive_int(text, "sliding_window_pattern", hf_config.positive_int(text, "_sliding_window_pattern", 6))
         types = _layer_types(text, num_layers=hf_config.positive_int(text, "num_hidden_layers", 26), pattern=pattern)
         ropes = {kind: _gemma3_rope(text, kind) for kind in types}
         shape = _shape(text, types, ropes, default_vocab=262208, qk_norm=True)
         return cls(**shape, logit_softcap=hf_config.number(text, "final_logit_softcapping", 0.0))
-
-
-def _text_config(hf: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The text part of a multimodal config; a config of text alone is that already."""
-    text = hf.get("text_config")
-    if text is None:
-        return hf
-    if not isinstance(text, Mapping):
-        raise CheckpointError(f"Config key 'text_config': expected an object, found {text!r:.80}.")
-    return {"tie_word_embeddings": hf.get("tie_word_embeddings"), **text}
 
 
 def _head_dim(hf: Mapping[str, Any]) -> int:
@@ -144,4 +122,4 @@ class Gemma3ForConditionalGeneration(Decoder):
     """`Gemma3ForConditionalGeneration` of config.json, its text part: image towers are left in the file."""
 
     Args = Gemma3Args
-    WEIGHTS = WeightMap((*_RULES, *names.QK_NORM), _MULTIMODAL_RENAMES, (*_VISION, *names.ROPE_BUFFERS))
+    WEIGHTS = WeightMap((*_RULES, *names.QK_NORM), names.MULTIMODAL_RENAMES, (*names.VISION, *names.ROPE_BUFFERS))

@@ -66,6 +66,16 @@ def head_counts(hf: Mapping[str, Any], heads: int | None = None, kv_heads: int |
     return num_heads, num_kv_heads
 
 
+def text_config(hf: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The text part of a multimodal config; a config of text alone is that already."""
+    text = hf.get("text_config")
+    if text is None:
+        return hf
+    if not isinstance(text, Mapping):
+        raise CheckpointError(f"Config key 'text_config': expected an object, found {text!r:.80}.")
+    return {"tie_word_embeddings": hf.get("tie_word_embeddings"), **text}
+
+
 def windows(types: list[str], window: int) -> list[int]:
     """The window of each layer: `window` where it slides, 0 elsewhere."""
     return [window if kind == SLIDING else 0 for kind in types]

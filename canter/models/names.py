@@ -38,8 +38,24 @@ LLAMA_NORMS = (
     Rule(f"{LAYER}.input_layernorm.weight", "layers.{i}.attention_norm.weight"),
     Rule(f"{LAYER}.post_attention_layernorm.weight", "layers.{i}.mlp_norm.weight"),
 )
+BRANCH_NORMS = (
+    Rule(f"{LAYER}.input_layernorm.weight", "layers.{i}.attention_norm.weight"),
+    Rule(f"{LAYER}.post_attention_layernorm.weight", "layers.{i}.after_attention_norm.weight"),
+    Rule(f"{LAYER}.pre_feedforward_layernorm.weight", "layers.{i}.mlp_norm.weight"),
+    Rule(f"{LAYER}.post_feedforward_layernorm.weight", "layers.{i}.after_mlp_norm.weight"),
+)
+"""Of families that normalise what branches give, too."""
 BODY_RENAMES = (("layers.", "model.layers."), ("embed_tokens.", "model.embed_tokens."), ("norm.", "model.norm."))
 """Checkpoints that were saved without their output layer name the body's tensors without `model.`"""
 
 ROPE_BUFFERS = ("*.rotary_emb.inv_freq", "rope_freqs.weight")
 """Frequencies that older checkpoints store although the config gives them."""
+
+MULTIMODAL_RENAMES = (
+    ("language_model.model.", "model."),
+    ("model.language_model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+)
+"""The text part of a model that sees images too, in older and newer checkpoints."""
+VISION = ("*vision_tower.*", "*vision_model.*", "*multi_modal_projector.*")
+"""What such a model sees with."""

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 _FULL = (StateKind.FULL,)
 _WINDOWED = (StateKind.FULL, StateKind.SLIDING_WINDOW)
+_CHUNKED = (StateKind.FULL, StateKind.CHUNKED_LOCAL)
+_EXPERTS = "experts: not built yet"
+_MPT = "clip_qkv, qk_ln, prefix_lm, rope: not built"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,53 @@ _ROWS = (
         "Gemma3ForConditionalGeneration",
         _WINDOWED,
         "images: text only so far",
+    ),
+    RegistryRow("Gemma3nForCausalLM", "Gemma 3n", "canter.models.gemma3n", "Gemma3nForCausalLM", _WINDOWED),
+    RegistryRow(
+        "Gemma3nForConditionalGeneration",
+        "Gemma 3n (text only)",
+        "canter.models.gemma3n",
+        "Gemma3nForConditionalGeneration",
+        _WINDOWED,
+        "images and sound: text only so far",
+    ),
+    RegistryRow("Gemma4ForCausalLM", "Gemma 4", "canter.models.gemma4", "Gemma4ForCausalLM", _WINDOWED, _EXPERTS),
+    RegistryRow(
+        "Gemma4ForConditionalGeneration",
+        "Gemma 4 (text only)",
+        "canter.models.gemma4",
+        "Gemma4ForConditionalGeneration",
+        _WINDOWED,
+        f"{_EXPERTS}; images and sound: text only so far",
+    ),
+    RegistryRow("GptOssForCausalLM", "gpt-oss", "canter.models.gpt_oss", "GptOssForCausalLM", _WINDOWED, _EXPERTS),
+    RegistryRow("Llama4ForCausalLM", "Llama 4", "canter.models.llama4", "Llama4ForCausalLM", _CHUNKED, _EXPERTS),
+    RegistryRow(
+        "Llama4ForConditionalGeneration",
+        "Llama 4 (text only)",
+        "canter.models.llama4",
+        "Llama4ForConditionalGeneration",
+        _CHUNKED,
+        f"{_EXPERTS}; images: text only so far",
+    ),
+    RegistryRow("MptForCausalLM", "MPT", "canter.models.mpt", "MptForCausalLM", refuses=_MPT),
+    RegistryRow("MPTForCausalLM", "MPT", "canter.models.mpt", "MptForCausalLM", refuses=_MPT),
+    RegistryRow("BloomForCausalLM", "BLOOM", "canter.models.bloom", "BloomForCausalLM"),
+    RegistryRow(
+        "UnlimitedOCRForCausalLM",
+        "Unlimited-OCR (text only)",
+        "canter.models.unlimited_ocr",
+        "UnlimitedOCRForCausalLM",
+        (StateKind.PROMPT_WINDOW,),
+        f"{_EXPERTS}; images: text only so far",
+    ),
+    RegistryRow(
+        "UnlimitedOcrForConditionalGeneration",
+        "Unlimited-OCR (text only)",
+        "canter.models.unlimited_ocr",
+        "UnlimitedOcrForConditionalGeneration",
+        (StateKind.PROMPT_WINDOW,),
+        f"{_EXPERTS}; images: text only so far",
     ),
     RegistryRow("Phi3ForCausalLM", "Phi-3, Phi-3.5, Phi-4", "canter.models.phi3", "Phi3ForCausalLM", _WINDOWED),
 )

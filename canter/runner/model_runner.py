@@ -130,7 +130,8 @@ class ModelRunner:
             return None
         batch = build_input_batch(plan, self._table, self._block_sizes)
         self._sampler.prepare(self._sample_batch(batch))
-        rows = StepRows([row.num_computed_tokens for row in plan.rows], batch.num_tokens_np, batch.query_start_loc, self._upload)
+        starts, num_prompt_np = [row.num_computed_tokens for row in plan.rows], self._table.prompt_len_np[batch.rows_np]
+        rows = StepRows(starts, batch.num_tokens_np, num_prompt_np, batch.query_start_loc, self._upload)
         tables = zip(self._inputs, batch.block_tables, batch.slot_mappings, strict=True)
         ctx = StepContext(
             positions=batch.positions,

@@ -32,22 +32,25 @@ class StateInputs(Protocol):
 
 
 class StepRows:
-    """The requests of a step as the host knows them: `start_np [B]` and `end_np [B]`, the tokens before it and after it.
+    """The requests of a step as the host knows them: `start_np [B]` and `end_np [B]`, the tokens before it and after it, and
+    `num_prompt_np [B]`, those of the prompt.
 
     `query_start_loc [B + 1]` on the device; `upload` brings host arrays there.
     """
 
-    __slots__ = ("end_np", "query_start_loc", "start_np", "upload")
+    __slots__ = ("end_np", "num_prompt_np", "query_start_loc", "start_np", "upload")
 
     def __init__(
         self,
         start: Sequence[int],
         num_tokens: np.ndarray,
+        num_prompt_tokens: np.ndarray,
         query_start_loc: Tensor,
         upload: Callable[[np.ndarray], Tensor] = torch.from_numpy,
     ) -> None:
         self.start_np = np.array(start, np.int64)
         self.end_np = self.start_np + num_tokens
+        self.num_prompt_np = num_prompt_tokens
         self.query_start_loc = query_start_loc
         self.upload = upload
 
@@ -67,6 +70,25 @@ class AttentionInputs:
         table = checked(context.block_table, torch.int32, num_reqs)
         mapping = checked(context.slot_mapping, torch.int64, num_rows)
         return [table, mapping], [table.data_ptr(), table.shape[1], mapping.data_ptr()]
+
+
+class PromptWindowInputs(AttentionInputs):
+    """The same for layers that see prompts whole: how long each request's is."""
+
+    def context(self, rows: StepRows, block_table: Tensor, slot_mapping: Tensor) -> GroupContext:
+        context = super().context(rows, block_table, slot_mapping)
+        context.prompt_lens = rows.upload(rows.num_prompt_np.astype(np.int32))
+        return context
+
+    def symbols(self, recorder: Recorder, group_id: int) -> GroupContext:
+        context = super().symbols(recorder, group_id)
+        context.prompt_lens = recorder.given(f"prompt_lens.{group_id}", torch.int32)  # type: ignore[assignment]
+        return context
+
+    def slots(self, context: GroupContext, num_rows: int, num_reqs: int) -> tuple[list[Tensor], list[int]]:
+        tensors, values = super().slots(context, num_rows, num_reqs)
+        prompts = checked(context.prompt_lens, torch.int32, num_reqs)
+        return [*tensors, prompts], [*values, prompts.data_ptr()]
 
 
 class RecurrentInputs:
@@ -127,7 +149,7 @@ _INPUTS: Mapping[StateKind, Callable[[StateSpec], StateInputs]] = {
     StateKind.COMPRESSED: lambda spec: AttentionInputs(),
     StateKind.SLIDING_WINDOW: lambda spec: AttentionInputs(),
     StateKind.CHUNKED_LOCAL: lambda spec: AttentionInputs(),
-    StateKind.PROMPT_WINDOW: lambda spec: AttentionInputs(),
+    StateKind.PROMPT_WINDOW: lambda spec: PromptWindowInputs(),
     StateKind.RECURRENT: RecurrentInputs,
 }
 

@@ -11,9 +11,9 @@ namespace {
 
 void bind_rotary(Address q, Address k, int type, std::int64_t q_stride, std::int64_t k_stride, Address positions, Address cos_sin,
                  std::int64_t rows, std::int64_t q_heads, std::int64_t k_heads, std::int64_t head_dim, std::int64_t rot_dim,
-                 std::int64_t max_pos) {
+                 std::int64_t max_pos, bool interleaved) {
     rotary({at(q), at(k), dtype_of(type), q_stride, k_stride, at<std::int64_t>(positions), at<float>(cos_sin), rows, q_heads, k_heads,
-            head_dim, rot_dim, max_pos});
+            head_dim, rot_dim, max_pos, interleaved});
 }
 
 void bind_write_kv(Address k, Address v, int type, std::int64_t k_stride, std::int64_t v_stride, Address k_cache, Address v_cache,

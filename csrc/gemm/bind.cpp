@@ -82,6 +82,10 @@ void bind_unpack_rows(const Matrix& matrix, std::int64_t begin, std::int64_t end
     });
 }
 
+void bind_known_ids(Address ids, Address out, std::int64_t rows, std::int64_t limit) {
+    known_ids(at<std::int64_t>(ids), at<std::int64_t>(out), rows, limit);
+}
+
 void bind_embedding_packed(const Matrix& matrix, Address ids, Address out, int out_type, std::int64_t rows, float scale) {
     embedding_packed(matrix, {at<std::int64_t>(ids), at(out), dtype_of(out_type), rows, scale});
 }
@@ -106,6 +110,7 @@ void bind_gemm(nb::module_& m) {
     m.def("pack_i8", &bind_pack_i8, Released());
     m.def("pack_w4", &bind_pack_w4, Released());
     m.def("unpack_rows", &bind_unpack_rows, Released());
+    m.def("known_ids", &bind_known_ids, Released());
     m.def("embedding_packed", &bind_embedding_packed, Released());
     m.def("embedding_blocks", &bind_embedding_blocks, Released());
     m.def("matmul", &bind_matmul, Released());

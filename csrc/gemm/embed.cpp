@@ -40,6 +40,10 @@ BlockTable block_table(const std::string& type_name, const std::uint8_t* data, s
     return {layout, data, row_bytes, vocab, width};
 }
 
+void known_ids(const std::int64_t* ids, std::int64_t* out, std::int64_t rows, std::int64_t limit) {
+    for (std::int64_t i = 0; i < rows; ++i) out[i] = ids[i] < limit ? ids[i] : 0;
+}
+
 void embedding_packed(const Matrix& matrix, const EmbedCall& call) {
     check_ids(call, matrix.outputs);
     for_rows(call.rows, matrix.width * 16, [&](std::int64_t begin, std::int64_t end) {

@@ -29,6 +29,8 @@ struct BlockTable {
 BlockTable block_table(const std::string& type_name, const std::uint8_t* data, std::int64_t row_bytes, std::int64_t vocab,
                        std::int64_t width);
 
+// Ids from `limit` on become 0: a table that is shorter than the vocabulary has nothing for them.
+void known_ids(const std::int64_t* ids, std::int64_t* out, std::int64_t rows, std::int64_t limit);
 // Throw std::out_of_range for an id outside the table.
 void embedding_packed(const Matrix& matrix, const EmbedCall& call);
 void embedding_blocks(const BlockTable& table, const EmbedCall& call);

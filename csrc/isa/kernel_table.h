@@ -9,12 +9,19 @@
 #include "quant/dequantize.h"
 #include "recurrent/recurrent.h"
 #include "rope/rotary.h"
+#include "streams/streams.h"
 
 namespace canter {
 
 struct KernelTable {
     void (*rms_norm)(const NormArgs&, std::int64_t begin, std::int64_t end);
+    void (*layer_norm)(const LayerNormArgs&, std::int64_t begin, std::int64_t end);
+    void (*sparse_relu)(const SparseReluArgs&, std::int64_t begin, std::int64_t end);
+    void (*mix_streams)(const StreamArgs&, std::int64_t begin, std::int64_t end);
+    void (*add_to_streams)(const StreamArgs&, std::int64_t begin, std::int64_t end);
+    void (*match_streams)(const StreamArgs&, std::int64_t begin, std::int64_t end);
     void (*gated)(const GatedArgs&, std::int64_t begin, std::int64_t end);
+    void (*pointwise)(const PointwiseArgs&, std::int64_t begin, std::int64_t end);
     void (*softcap)(const SoftcapArgs&, std::int64_t begin, std::int64_t end);
     void (*rotary)(const RotaryArgs&, std::int64_t begin, std::int64_t end);
     // x *= factor, in place.

@@ -65,4 +65,72 @@ inline void rms_norm(const NormArgs& a, std::int64_t begin, std::int64_t end) {
     else wide ? rms_norm_rows<bf16, float>(a, begin, end) : rms_norm_rows<bf16, bf16>(a, begin, end);
 }
 
+struct Moments {
+    float mean, variance;
+};
+
+// The mean first, then the squares of what differs from it: sums of squares of large values would cancel.
+template <class T>
+inline Moments moments(const T* x, std::int64_t width) {
+    Reg sum = Vec::zero();
+    for (std::int64_t i = 0; i < width; i += Vec::width) sum = Vec::add(sum, load_some(x + i, width - i));
+    const float mean = Vec::sum(sum) / static_cast<float>(width);
+    float differences[Vec::width];
+    Reg squares = Vec::zero();
+    const Reg middle = Vec::set1(mean);
+    std::int64_t i = 0;
+    for (; i + Vec::width <= width; i += Vec::width) {
+        const Reg d = Vec::sub(Vec::load(x + i), middle);
+        squares = Vec::fma(d, d, squares);
+    }
+    if (i < width) {  // lanes behind the row's end must not count
+        Vec::store(differences, Vec::sub(load_some(x + i, width - i), middle));
+        const Reg d = load_some(differences, width - i);
+        squares = Vec::fma(d, d, squares);
+    }
+    return {mean, Vec::sum(squares) / static_cast<float>(width)};
+}
+
+template <class T, class W>
+inline void layer_norm_rows(const LayerNormArgs& a, std::int64_t begin, std::int64_t end) {
+    const W* weight = static_cast<const W*>(a.weight);
+    const W* bias = static_cast<const W*>(a.bias);
+    for (std::int64_t r = begin; r < end; ++r) {
+        const T* x = static_cast<const T*>(a.x) + r * a.width;
+        T* out = static_cast<T*>(a.out) + r * a.width;
+        const Moments found = moments(x, a.width);
+        const Reg mean = Vec::set1(found.mean), factor = Vec::set1(1.0f / __builtin_sqrtf(found.variance + a.eps));
+        for (std::int64_t i = 0; i < a.width; i += Vec::width) {
+            const std::int64_t rest = a.width - i;
+            const Reg normed = Vec::mul(Vec::sub(load_some(x + i, rest), mean), factor);
+            const Reg scaled = Vec::mul(normed, load_some(weight + i, rest));
+            store_some(out + i, bias ? Vec::add(scaled, load_some(bias + i, rest)) : scaled, rest);
+        }
+    }
+}
+
+inline void layer_norm(const LayerNormArgs& a, std::int64_t begin, std::int64_t end) {
+    const bool wide = a.weight_type == DType::float32;
+    if (a.type == DType::float32) wide ? layer_norm_rows<float, float>(a, begin, end) : layer_norm_rows<float, bf16>(a, begin, end);
+    else wide ? layer_norm_rows<bf16, float>(a, begin, end) : layer_norm_rows<bf16, bf16>(a, begin, end);
+}
+
+template <class T>
+inline void sparse_relu_rows(const SparseReluArgs& a, std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+        const T* x = static_cast<const T*>(a.x) + r * a.x_stride;
+        T* out = static_cast<T*>(a.out) + r * a.width;
+        const Moments found = moments(x, a.width);
+        const Reg cut = Vec::set1(found.mean + __builtin_sqrtf(found.variance) * a.deviations);
+        for (std::int64_t i = 0; i < a.width; i += Vec::width) {
+            const std::int64_t rest = a.width - i;
+            store_some(out + i, Vec::max(Vec::sub(load_some(x + i, rest), cut), Vec::zero()), rest);
+        }
+    }
+}
+
+inline void sparse_relu(const SparseReluArgs& a, std::int64_t begin, std::int64_t end) {
+    a.type == DType::float32 ? sparse_relu_rows<float>(a, begin, end) : sparse_relu_rows<bf16>(a, begin, end);
+}
+
 }  // namespace canter::CANTER_ISA

@@ -16,9 +16,9 @@ namespace {
 
 void add_rotary(Program& program, Operand q, Operand k, int type, std::int64_t q_stride, std::int64_t k_stride, Operand positions,
                 Address cos_sin, std::int64_t q_heads, std::int64_t k_heads, std::int64_t head_dim, std::int64_t rot_dim,
-                std::int64_t max_pos) {
+                std::int64_t max_pos, bool interleaved) {
     const RotaryArgs args{nullptr, nullptr, dtype_of(type), q_stride, k_stride, nullptr, at<float>(cos_sin), 0, q_heads, k_heads, head_dim,
-                          rot_dim, max_pos};
+                          rot_dim, max_pos, interleaved};
     program.add("rotary", [=](const Frame& frame) {
         RotaryArgs now = args;
         now.q = q.at(frame);

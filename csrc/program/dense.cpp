@@ -1,6 +1,9 @@
 // Instructions for normalisation, activations, conversion and the choice of rows.
 
+#include <nanobind/stl/optional.h>
+
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -9,6 +12,7 @@
 #include "norm/norm.h"
 #include "parallel/rows.h"
 #include "program/instructions.h"
+#include "streams/streams.h"
 
 namespace nb = nanobind;
 
@@ -54,6 +58,63 @@ void add_gated(Program& program, const std::string& name, Operand gate_up, Opera
     });
 }
 
+void add_pointwise(Program& program, const std::string& name, int kind, Operand x, Operand y, Address factors, Operand out,
+                   int type, std::int64_t width, std::int64_t x_stride, std::int64_t y_stride, float a, float b) {
+    const PointwiseArgs args{nullptr, nullptr, at<float>(factors), nullptr, dtype_of(type), static_cast<Pointwise>(kind), 0, width,
+                             x_stride, y_stride, a, b};
+    program.add(name, [=](const Frame& frame) {
+        PointwiseArgs now = args;
+        now.x = x.at(frame);
+        now.y = y.at(frame);
+        now.out = out.at(frame);
+        now.rows = frame.rows;
+        pointwise(now);
+    });
+}
+
+void add_layer_norm(Program& program, Operand x, Address weight, Address bias, Operand out, int type, int weight_type, std::int64_t width,
+                    float eps) {
+    const LayerNormArgs args{nullptr, at(weight), at(bias), nullptr, dtype_of(type), dtype_of(weight_type), 0, width, eps};
+    program.add("layer_norm", [=](const Frame& frame) {
+        LayerNormArgs now = args;
+        now.x = x.at(frame);
+        now.out = out.at(frame);
+        now.rows = frame.rows;
+        layer_norm(now);
+    });
+}
+
+void add_sparse_relu(Program& program, Operand x, Operand out, int type, std::int64_t width, std::int64_t x_stride, float deviations) {
+    program.add("sparse_relu", [=](const Frame& frame) {
+        sparse_relu({x.at(frame), out.at(frame), dtype_of(type), frame.rows, width, x_stride, deviations});
+    });
+}
+
+void add_mix_streams(Program& program, Operand x, Operand coefs, Operand out, int type, std::int64_t streams, std::int64_t width,
+                     float scale) {
+    program.add("mix_streams", [=](const Frame& frame) {
+        mix_streams({x.at(frame), nullptr, coefs.at(frame), out.at(frame), dtype_of(type), frame.rows, streams, width, 0, scale, 0.0f, 0});
+    });
+}
+
+// Without coefs: ones.
+void add_add_to_streams(Program& program, Operand x, Operand row, std::optional<Operand> coefs, Operand out, int type,
+                        std::int64_t streams, std::int64_t width, std::int64_t row_stride, float scale, float offset, std::int64_t first) {
+    program.add("add_to_streams", [=](const Frame& frame) {
+        const void* factors = coefs ? coefs->at(frame) : nullptr;
+        add_to_streams({x.at(frame), row.at(frame), factors, out.at(frame), dtype_of(type), frame.rows, streams, width, row_stride, scale,
+                        offset, first});
+    });
+}
+
+void add_match_streams(Program& program, Operand row, Operand x, Operand out, int type, std::int64_t streams, std::int64_t width,
+                       std::int64_t row_stride) {
+    program.add("match_streams", [=](const Frame& frame) {
+        match_streams({x.at(frame), row.at(frame), nullptr, out.at(frame), dtype_of(type), frame.rows, streams, width, row_stride, 0.0f,
+                       0.0f, 0});
+    });
+}
+
 void add_softcap(Program& program, Operand x, Operand out, int type, std::int64_t width, float cap) {
     program.add("softcap", [=](const Frame& frame) { softcap({x.at(frame), out.at(frame), dtype_of(type), frame.rows * width, cap}); });
 }
@@ -88,6 +149,12 @@ void bind_dense_instructions(nb::class_<Program>& program) {
     program.def("rms_norm", &add_rms_norm)
         .def("add_rms_norm", &add_add_rms_norm)
         .def("gated", &add_gated)
+        .def("pointwise", &add_pointwise)
+        .def("layer_norm", &add_layer_norm)
+        .def("sparse_relu", &add_sparse_relu)
+        .def("mix_streams", &add_mix_streams)
+        .def("add_to_streams", &add_add_to_streams)
+        .def("match_streams", &add_match_streams)
         .def("softcap", &add_softcap)
         .def("widen", &add_widen)
         .def("gather", &add_gather);

@@ -18,6 +18,12 @@ void add_matmul(Program& program, const Matrix& matrix, Operand x, int x_type, s
     });
 }
 
+void add_known_ids(Program& program, Operand ids, Operand out, std::int64_t limit) {
+    program.add("known_ids", [=](const Frame& frame) {
+        known_ids(ids.at<std::int64_t>(frame), out.at<std::int64_t>(frame), frame.rows, limit);
+    });
+}
+
 void add_embedding_packed(Program& program, const Matrix& matrix, Operand ids, Operand out, int out_type, float scale) {
     program.add("embedding", [=](const Frame& frame) {
         embedding_packed(matrix, {ids.at<std::int64_t>(frame), out.at(frame), dtype_of(out_type), frame.rows, scale});
@@ -35,7 +41,10 @@ void add_embedding_blocks(Program& program, const std::string& type_name, Addres
 }  // namespace
 
 void bind_packed_instructions(nb::class_<Program>& program) {
-    program.def("matmul", &add_matmul).def("embedding_packed", &add_embedding_packed).def("embedding_blocks", &add_embedding_blocks);
+    program.def("matmul", &add_matmul)
+        .def("known_ids", &add_known_ids)
+        .def("embedding_packed", &add_embedding_packed)
+        .def("embedding_blocks", &add_embedding_blocks);
 }
 
 }  // namespace canter

@@ -1,4 +1,4 @@
-// Rotary position embedding, half-split pairs, in place.
+// Rotary position embedding, in place.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,7 @@ struct RotaryArgs {
     const std::int64_t* positions;  // [T]
     const float* cos_sin;  // [max_pos, rot_dim]
     std::int64_t rows, q_heads, k_heads, head_dim, rot_dim, max_pos;
+    bool interleaved;  // pairs are elements 2 i and 2 i + 1, not i and i + rot_dim / 2
 };
 
 // Throws std::out_of_range for a position outside the table.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 NUM_TOKENS = 23
@@ -33,6 +34,44 @@ LLAMA = {
 }
 # transformers checks that the heads divide the hidden size here; the head size is still its own.
 GEMMA = LLAMA | {"num_hidden_layers": 6, "sliding_window": 5, "query_pre_attn_scalar": 20}
+_HALVES = ["sliding_attention", "full_attention"] * 3
+GEMMA3N = LLAMA | {
+    "num_hidden_layers": 6,
+    "intermediate_size": [80, 72, 64, 56, 88, 96],
+    "layer_types": _HALVES,
+    "sliding_window": 5,
+    "hidden_size_per_layer_input": 8,
+    "num_kv_shared_layers": 2,
+    "laurel_rank": 5,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
+    },
+}
+GEMMA4 = LLAMA | {
+    "num_hidden_layers": 6,
+    "layer_types": _HALVES,
+    "sliding_window": 5,
+    "global_head_dim": 24,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 131,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        "full_attention": {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.25},
+    },
+}
+LLAMA4 = LLAMA | {
+    "num_hidden_layers": 4,
+    "intermediate_size_mlp": 80,
+    "intermediate_size": 24,
+    "moe_layers": [],
+    "interleave_moe_layer_step": 8,
+    "attention_chunk_size": 7,
+    "floor_scale": 3,
+    "attn_scale": 0.4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+    "tie_word_embeddings": False,
+}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -70,10 +109,18 @@ class Family:
     model_class: str
     settings: Mapping[str, Any] = field(hash=False)
     max_model_len: int = 64
+    dense: bool = False
+    """Experts give way to a gated MLP: what is left of a model whose experts aren't served."""
+    saved_as: str = ""
+    """The architecture of a checkpoint that holds more than this model, or is named otherwise."""
+    nested: str = ""
+    """The key of such a checkpoint's config that this model's lies under."""
+    prefix: str = "model."
+    """What such a checkpoint's tensors have in place of `model.`"""
 
     @property
     def architecture(self) -> str:
-        return self.model_class
+        return self.saved_as or self.model_class
 
 
 def _rope(kind: str, theta: float = 100.0, **values: Any) -> dict[str, Any]:
@@ -213,6 +260,145 @@ FAMILIES = [
     ),
 ]
 
+# Families whose memory is attention, but not plain: windows over prompts, chunks, others' keys, distances.
+ATTENTION = [
+    Family(
+        "gpt-oss",
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        LLAMA
+        | {
+            "num_hidden_layers": 4,
+            "num_local_experts": 0,
+            "sliding_window": 4,
+            "rope_parameters": _rope("yarn", factor=4.0, beta_fast=4.0, beta_slow=0.5, truncate=False, original_max_position_embeddings=16),
+        },
+        dense=True,
+    ),
+    Family(
+        "gpt-oss-default-rope",
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        LLAMA | {"num_local_experts": 0, "sliding_window": 7, "attention_bias": False},
+        dense=True,
+    ),
+    Family(
+        "gemma3n",
+        "Gemma3nTextConfig",
+        "Gemma3nForCausalLM",
+        GEMMA3N | {"vocab_size_per_layer_input": 100, "activation_sparsity_pattern": [0.9, 0.4, 0.0, 0.7, 0.0, 0.0]},
+    ),
+    Family(
+        "gemma3n-plain",
+        "Gemma3nTextConfig",
+        "Gemma3nForCausalLM",
+        GEMMA3N
+        | {
+            "num_kv_shared_layers": 0,
+            "altup_num_inputs": 3,
+            "altup_active_idx": 1,
+            "altup_correct_scale": False,
+            "vocab_size_per_layer_input": 131,
+            "tie_word_embeddings": False,
+            "final_logit_softcapping": 3.0,
+            "attention_bias": True,
+        },
+    ),
+    Family("gemma4", "Gemma4TextConfig", "Gemma4ForCausalLM", GEMMA4 | {"num_kv_shared_layers": 3, "use_double_wide_mlp": True}),
+    Family(
+        "gemma4-values-are-keys",
+        "Gemma4TextConfig",
+        "Gemma4ForCausalLM",
+        GEMMA4
+        | {
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 3,
+            "hidden_size_per_layer_input": 0,
+            "final_logit_softcapping": 3.0,
+            "tie_word_embeddings": False,
+            "attention_bias": True,
+        },
+    ),
+    Family("llama4", "Llama4TextConfig", "Llama4ForCausalLM", LLAMA4 | {"no_rope_layer_interval": 2}),
+    Family(
+        "llama4-plain-queries",
+        "Llama4TextConfig",
+        "Llama4ForCausalLM",
+        LLAMA4
+        | {
+            "no_rope_layers": [0, 1, 1, 0],
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": LLAMA3_ROPE,
+        },
+    ),
+    Family(
+        "mpt",
+        "MptConfig",
+        "MptForCausalLM",
+        {"d_model": 48, "n_heads": 4, "n_layers": 3, "vocab_size": 131, "max_seq_len": 64, "layer_norm_epsilon": 1e-3},
+    ),
+    Family(
+        "mpt-six-heads",
+        "MptConfig",
+        "MptForCausalLM",
+        {
+            "d_model": 48,
+            "n_heads": 6,
+            "n_layers": 3,
+            "vocab_size": 131,
+            "max_seq_len": 64,
+            "attn_config": {"softmax_scale": 0.4},
+            "tie_word_embeddings": False,
+        },
+    ),
+    Family(
+        "bloom",
+        "BloomConfig",
+        "BloomForCausalLM",
+        {"hidden_size": 48, "n_head": 8, "n_layer": 3, "vocab_size": 131, "layer_norm_epsilon": 1e-3},
+    ),
+    Family(
+        "bloom-six-heads",
+        "BloomConfig",
+        "BloomForCausalLM",
+        {"hidden_size": 72, "n_head": 6, "n_layer": 3, "vocab_size": 131, "tie_word_embeddings": False},
+    ),
+]
+ATTENTION += [
+    replace(family, name=f"{family.name}-{part}", saved_as=architecture, nested=nested, prefix=prefix)
+    for family in ATTENTION
+    for name, part, architecture, nested, prefix in (
+        ("gemma3n", "multimodal", "Gemma3nForConditionalGeneration", "text_config", "model.language_model."),
+        ("gemma4", "multimodal", "Gemma4ForConditionalGeneration", "text_config", "model.language_model."),
+        ("llama4", "multimodal", "Llama4ForConditionalGeneration", "text_config", "language_model.model."),
+        ("mpt", "original", "MPTForCausalLM", "", "model."),
+    )
+    if family.name == name
+]
+ATTENTION += [
+    # With no more generated than the window holds, all is plain attention: see test_prompt_window.py.
+    Family(
+        f"unlimited-ocr-{nested}",
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        LLAMA | {"rope_parameters": _rope("default"), "tie_word_embeddings": False, "first_k_dense_replace": LLAMA["num_hidden_layers"]},
+        saved_as=architecture,
+        nested=nested,
+        prefix=prefix,
+    )
+    for nested, architecture, prefix in (
+        ("language_config", "UnlimitedOCRForCausalLM", "model."),
+        ("text_config", "UnlimitedOcrForConditionalGeneration", "model.language_model."),
+    )
+]
+FAMILIES += ATTENTION
+BY_REFERENCE = [family for family in ATTENTION if family.name.startswith(("llama4", "mpt", "bloom", "unlimited"))]
+"""Families with a mask that no native kernel has: their attention is the reference op's, which is slower, gives other bits in other
+company, and is no part of a program."""
+
 
 def token_ids() -> Tensor:
     """[NUM_SEQUENCES, NUM_TOKENS] ids that no config gives a meaning to."""
@@ -226,23 +412,47 @@ def build_oracle(family: Family) -> transformers.PreTrainedModel:
     config = getattr(transformers, family.config_class)(**settings, attn_implementation="eager")
     torch.manual_seed(11)
     model = getattr(transformers, family.model_class)(config).eval().float()
+    if family.dense:
+        for layer in model.model.layers:
+            layer.mlp = _DenseMLP(config.hidden_size, config.intermediate_size)
     _randomise(model)
     return model
 
 
+class _DenseMLP(torch.nn.Module):
+    """In place of experts, which return their scores too."""
+
+    def __init__(self, hidden_size: int, width: int) -> None:
+        super().__init__()
+        self.gate_proj = torch.nn.Linear(hidden_size, width, bias=False)
+        self.up_proj = torch.nn.Linear(hidden_size, width, bias=False)
+        self.down_proj = torch.nn.Linear(width, hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        return self.down_proj(torch.nn.functional.silu(self.gate_proj(x)) * self.up_proj(x)), None
+
+
 def _randomise(model: torch.nn.Module) -> None:
     """Norms and biases away from their constants; matrices wide enough that attention is far from uniform."""
+    has_bare_scores = model.config.model_type in ("gemma3n_text", "gemma4_text")  # their norms do what others divide scores by
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape)
-            if "norm" in name and parameter.dim() == 1:
+            if has_bare_scores and name.endswith(("q_norm.weight", "k_norm.weight")):
+                parameter.copy_((0.2 * noise + 1) * parameter.shape[0] ** -0.25)
+            elif "norm" in name and parameter.dim() == 1:
                 parameter.copy_(0.2 * noise + parameter.mean())
+            elif "sinks" in name or "output_scale" in name:
+                parameter.copy_(noise + 1)
             elif parameter.dim() == 1:
                 parameter.copy_(0.3 * noise)
-            elif "embed_tokens" in name or "lm_head" in name:
+            elif any(part in name for part in ("embed", "wte", "lm_head")):
                 parameter.copy_(noise * 0.2)
             elif parameter.dim() == 2:
                 parameter.copy_(noise * 1.5 * parameter.shape[1] ** -0.5)
+        for name, buffer in model.named_buffers():
+            if "layer_scalar" in name:
+                buffer.copy_(0.2 * torch.randn(buffer.shape) + 0.8)
 
 
 @cache
@@ -262,4 +472,19 @@ def rounded_oracle_logits(family: Family) -> Tensor:
 
 def save_oracle(family: Family, directory: Path) -> Path:
     build_oracle(family).save_pretrained(directory)
+    if family.saved_as:
+        _wrap(family, directory)
     return directory
+
+
+def _wrap(family: Family, directory: Path) -> None:
+    """Make it what a checkpoint of a model that sees, too, looks like."""
+    config = json.loads((directory / "config.json").read_text())
+    whole = {"architectures": [family.saved_as], "tie_word_embeddings": config.get("tie_word_embeddings", False)}
+    whole |= {family.nested: config} if family.nested else config | whole
+    (directory / "config.json").write_text(json.dumps(whole))
+    tensors = load_file(directory / "model.safetensors")
+    named = {family.prefix + name.removeprefix("model.") if name.startswith("model.") else name: t for name, t in tensors.items()}
+    if family.nested:
+        named["model.vision_tower.patches.weight"] = torch.ones(2, 2)
+    save_file(named, directory / "model.safetensors", {"format": "pt"})

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +31,7 @@ class Request:
 
     token_ids: list[int]
     cache: RequestCache
+    num_prompt_tokens: int
     num_computed: int = 0
     logits: list[Tensor] = field(default_factory=list)
 
@@ -74,7 +76,8 @@ class Harness:
             self.steps = StepProgram(self.model, self.caches, self._group_of_layer, self.inputs)
 
     def request(self, token_ids: Sequence[int], num_prompt_tokens: int | None = None) -> Request:
-        return Request(list(token_ids), self.cache.new_cache(num_prompt_tokens or len(token_ids)))
+        num_prompt_tokens = num_prompt_tokens or len(token_ids)
+        return Request(list(token_ids), self.cache.new_cache(num_prompt_tokens), num_prompt_tokens)
 
     def step(self, work: Sequence[tuple[Request, int]]) -> None:
         """Compute the next `n` tokens of each (request, n) in one batch; logits of all of them go to the requests."""
@@ -82,7 +85,8 @@ class Harness:
             self._reserve(request, request.num_computed + n)
         counts = torch.tensor([n for _, n in work], dtype=torch.int32)
         query_start_loc = torch.cat((torch.zeros(1, dtype=torch.int32), counts.cumsum(0).to(torch.int32)))
-        rows = StepRows([r.num_computed for r, _ in work], counts.numpy(), query_start_loc)
+        prompts = np.array([request.num_prompt_tokens for request, _ in work])
+        rows = StepRows([r.num_computed for r, _ in work], counts.numpy(), prompts, query_start_loc)
         ctx = StepContext(
             positions=torch.cat([torch.arange(r.num_computed, r.num_computed + n) for r, n in work]),
             query_start_loc=query_start_loc,

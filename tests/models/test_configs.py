@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from canter.core.errors import CheckpointError, UnsupportedModelError
-from canter.core.state_specs import StateKind
+from canter.core.state_specs import SharedState, StateKind
 from canter.models.registry import get_model_class
-from tests.models.families import FAMILIES, LLAMA, Family, build_oracle
+from tests.models.families import ATTENTION, FAMILIES, LLAMA, Family, build_oracle
 
 BY_NAME = {family.name: family for family in FAMILIES}
+PLAIN = [family for family in FAMILIES if family not in ATTENTION]
 _TOP_LEVEL = ("rope_theta", "partial_rotary_factor")
 
 
@@ -37,7 +38,7 @@ def old_spelling(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f.name != "qwen3-window"], ids=lambda f: f.name)
+@pytest.mark.parametrize("family", [f for f in PLAIN if f.name != "qwen3-window"], ids=lambda f: f.name)
 def test_old_and_new_spelling_give_the_same_args(family: Family) -> None:
     args_class = get_model_class(family.architecture).Args
     new = saved_config(family)
@@ -47,7 +48,7 @@ def test_old_and_new_spelling_give_the_same_args(family: Family) -> None:
     assert args_class.from_hf(old) == args_class.from_hf(new)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+@pytest.mark.parametrize("family", PLAIN, ids=lambda f: f.name)
 def test_state_specs_follow_the_layers(family: Family) -> None:
     model_class = get_model_class(family.architecture)
     args = model_class.Args.from_hf(saved_config(family))
@@ -60,6 +61,56 @@ def test_state_specs_follow_the_layers(family: Family) -> None:
         assert spec.kind == (StateKind.SLIDING_WINDOW if slides else StateKind.FULL)
         assert spec.window == (config.sliding_window if slides else None)
         assert spec.fields[0].shape[0] == 2 and spec.fields[0].dtype == "bfloat16"
+
+
+def specs_of(name: str) -> list[Any]:
+    """(kind, window, key heads, head size) of each layer, or the layer whose memory it reads."""
+    model_class = get_model_class(BY_NAME[name].architecture)
+    specs = model_class.state_specs(model_class.Args.from_hf(saved_config(BY_NAME[name])), 16, "float32")
+    found: list[Any] = []
+    for spec in specs.values():
+        is_shared = isinstance(spec, SharedState)
+        found.append(spec.layer_id if is_shared else (spec.kind.value, spec.window, spec.fields[1].shape[0], spec.fields[1].shape[2]))
+    return found
+
+
+def test_states_of_layers_that_read_others_of_chunks_and_of_windows() -> None:
+    window, full = ("sliding_window", 5, 2, 12), ("full", None, 2, 12)
+    assert specs_of("gemma3n") == [window, full, window, full, 2, 3]
+    wide = ("full", None, 2, 24)
+    assert specs_of("gemma4") == [window, wide, window, 1, 2, 1]
+    assert specs_of("gemma4-values-are-keys")[1] == ("full", None, 3, 24)
+    chunk = ("chunked_local", 7, 2, 12)
+    assert specs_of("llama4") == [chunk, full, chunk, full]
+    assert specs_of("gpt-oss") == [("sliding_window", 4, 2, 12), full] * 2
+    assert specs_of("mpt") == [("full", None, 4, 12)] * 3
+
+
+def test_published_gemma4_config() -> None:
+    """As its authors write it: sizes of full layers by name, no list of what single layers differ in."""
+    published = LLAMA | {
+        "num_hidden_layers": 12,
+        "global_head_dim": 24,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "num_kv_shared_layers": 6,
+    }
+    args = get_model_class("Gemma4ForConditionalGeneration").Args.from_hf({"text_config": published})
+    local, full = args.attention[0], args.attention[5]
+    assert (local.head_dim, local.num_kv_heads, local.values_are_keys, local.window) == (12, 2, False, 512)
+    assert (full.head_dim, full.num_kv_heads, full.values_are_keys, full.window) == (24, 1, True, 0)
+    assert (full.rope.kind, full.rope.theta, full.rope.num_turned, local.rope.theta) == ("proportional", 1e6, 3, 1e4)
+    assert [layer.shares for layer in args.attention[6:]] == [4, 4, 4, 4, 4, 5]
+
+
+def test_slopes_where_heads_are_no_power_of_two() -> None:
+    mpt = get_model_class("MptForCausalLM").Args.from_hf({"d_model": 12, "n_heads": 3}).attention[0].slopes
+    assert mpt == (2.0**-4, 2.0**-8, 2.0**-2)
+    # transformers has 8 there, whatever the config says.
+    most = {"d_model": 12, "n_heads": 2, "attn_config": {"alibi_bias_max": 6}}
+    assert get_model_class("MptForCausalLM").Args.from_hf(most).attention[0].slopes == (2.0**-3, 2.0**-6)
+    bloom = get_model_class("BloomForCausalLM").Args.from_hf({"hidden_size": 12, "n_head": 3}).attention[0].slopes
+    assert bloom == (2.0**-4, 2.0**-8, 2.0**-2)
 
 
 def test_published_gemma3_config_leaves_most_keys_out() -> None:
@@ -129,6 +180,23 @@ def test_phi3_longrope_by_any_name(name: str) -> None:
         ),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, CheckpointError, ["no_rope_layers", "3", "[1]"]),
         ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, UnsupportedModelError, ["use_bidirectional_attention"]),
+        ("GptOssForCausalLM", {"num_local_experts": 32}, UnsupportedModelError, ["experts", "32", "not supported yet"]),
+        ("Llama4ForCausalLM", {"interleave_moe_layer_step": 2}, UnsupportedModelError, ["experts", "layers 1"]),
+        ("Llama4ForCausalLM", {"moe_layers": [], "no_rope_layers": [2]}, CheckpointError, ["no_rope_layers", "[2]"]),
+        ("Gemma4ForCausalLM", {"enable_moe_block": True}, UnsupportedModelError, ["enable_moe_block", "True"]),
+        ("Gemma4ForCausalLM", {"num_kv_shared_layers": 3}, CheckpointError, ["num_kv_shared_layers", "0 to 2"]),
+        ("Gemma4ForCausalLM", {"num_kv_shared_layers": 1}, CheckpointError, ["num_kv_shared_layers", "full_attention"]),
+        ("Gemma3nForCausalLM", {"intermediate_size": [8, 9]}, CheckpointError, ["intermediate_size", "[8, 9]"]),
+        (
+            "Gemma3nForCausalLM",
+            {"num_kv_shared_layers": 0, "activation_sparsity_pattern": [1.0] * 3},
+            CheckpointError,
+            ["activation_sparsity_pattern", "below 1"],
+        ),
+        ("MptForCausalLM", {"attn_config": {"clip_qkv": 6}}, UnsupportedModelError, ["attn_config.clip_qkv", "6"]),
+        ("MptForCausalLM", {"attn_config": {"alibi": False}}, UnsupportedModelError, ["alibi"]),
+        ("BloomForCausalLM", {"apply_residual_connection_post_layernorm": True}, UnsupportedModelError, ["post_layernorm"]),
+        ("UnlimitedOCRForCausalLM", {"first_k_dense_replace": 1}, UnsupportedModelError, ["experts"]),
         ("Gemma3ForConditionalGeneration", {"text_config": 3}, CheckpointError, ["text_config", "3"]),
     ],
 )

@@ -148,7 +148,7 @@ TEST(softcap) {
 
 template <class T>
 void check_rotary(Random& random, std::int64_t rows, std::int64_t q_heads, std::int64_t k_heads, std::int64_t dim, std::int64_t rot,
-                  std::int64_t gap) {
+                  std::int64_t gap, bool interleaved = false) {
     constexpr std::int64_t max_pos = 11;
     const auto size = [&](std::int64_t heads) { return rows * heads * dim + (rows - 1) * gap; };
     const Buffer<T> q = random_buffer<T>(random, size(q_heads)), k = random_buffer<T>(random, size(k_heads));
@@ -158,7 +158,7 @@ void check_rotary(Random& random, std::int64_t rows, std::int64_t q_heads, std::
     Buffer<T> new_q = q, new_k = k;
     const std::int64_t q_stride = q_heads * dim + gap, k_stride = k_heads * dim + gap;
     rotary({new_q.data(), new_k.data(), dtype_of<T>, q_stride, k_stride, positions.data(), table.data(), rows, q_heads, k_heads, dim, rot,
-            max_pos});
+            max_pos, interleaved});
     const auto check = [&](const Buffer<T>& before, const Buffer<T>& after, std::int64_t heads, std::int64_t stride) {
         for (std::int64_t at = 0; at < before.size(); ++at) {
             const std::int64_t t = at / stride, inside = at % stride, i = inside % dim, half = rot / 2;
@@ -167,9 +167,11 @@ void check_rotary(Random& random, std::int64_t rows, std::int64_t q_heads, std::
                 continue;
             }
             const float* row = table.data() + positions[t] * rot;
-            const double x = to_float(before[at]), c = row[i % half], s = row[half + i % half];
-            const double other = to_float(before[i < half ? at + half : at - half]);
-            const double expected = i < half ? x * c - other * s : x * c + other * s;
+            const std::int64_t pair = interleaved ? i / 2 : i % half, apart = interleaved ? 1 : half;
+            const bool is_first = interleaved ? i % 2 == 0 : i < half;
+            const double x = to_float(before[at]), c = row[pair], s = row[half + pair];
+            const double other = to_float(before[is_first ? at + apart : at - apart]);
+            const double expected = is_first ? x * c - other * s : x * c + other * s;
             check_close("rotary", at, to_float(after[at]), expected, relative_of<T>(2), 2e-7);
         }
     };
@@ -184,6 +186,8 @@ TEST(rotary) {
             if (rot == 0) continue;
             check_rotary<float>(random, 3, 3, 1, dim, rot, 0);
             check_rotary<bf16>(random, 3, 2, 2, dim, rot, 5);
+            check_rotary<float>(random, 3, 3, 1, dim, rot, 0, true);
+            check_rotary<bf16>(random, 3, 2, 2, dim, rot, 5, true);
         }
     }
     for_threads([&] { check_rotary<float>(random, 100, 8, 2, 64, 64, 3); });
@@ -194,7 +198,7 @@ TEST(rotary) {
     }();
     Buffer<float> q(8), k(8), table(44);
     check_throws<std::out_of_range>(
-        "rotary", [&] { rotary({q.data(), k.data(), DType::float32, 4, 4, bad.data(), table.data(), 2, 1, 1, 4, 4, 11}); });
+        "rotary", [&] { rotary({q.data(), k.data(), DType::float32, 4, 4, bad.data(), table.data(), 2, 1, 1, 4, 4, 11, false}); });
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ CACHE_TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2,
 """Types of cached keys and values that the compiled module knows."""
 
 
-def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, rot_dim: int) -> None:
+def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, rot_dim: int, interleaved: bool = False) -> None:
     """As the reference."""
     fits = q.dim() == k.dim() == 3 and q.shape[0] == k.shape[0] == positions.shape[0] and q.shape[2] == k.shape[2] and q.dtype == k.dtype
     fits = fits and has_packed_rows(q) and has_packed_rows(k)
@@ -27,7 +27,8 @@ def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, rot_dim: in
     rows, q_heads, head_dim = q.shape
     strides = q.stride(0), k.stride(0)
     sizes = rows, q_heads, k.shape[1], head_dim, rot_dim, cos_sin.shape[0]
-    _native.rotary(q.data_ptr(), k.data_ptr(), type_code("rotary", q), *strides, positions.data_ptr(), cos_sin.data_ptr(), *sizes)
+    given = q.data_ptr(), k.data_ptr(), type_code("rotary", q), *strides, positions.data_ptr(), cos_sin.data_ptr()
+    _native.rotary(*given, *sizes, interleaved)
 
 
 def cache_arguments(

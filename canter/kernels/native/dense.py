@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from canter import _native
 from canter.kernels.native import packed
-from canter.kernels.native.layout import has_packed_rows, require, type_code
+from canter.kernels.native.layout import contiguous, has_packed_rows, require, type_code
 from canter.kernels.packed import BlockRows, PackedMatrix
 
 _SILU, _GELU_TANH = 0, 1
+
+POINTWISE = {"silu": 0, "relu_squared": 1, "scale_columns": 2, "sigmoid_mul": 3, "silu_mul": 4, "weighted_sum": 5}
+POINTWISE |= {"gelu_tanh": 6, "gelu": 7, "gelu_tanh_mul": 8}
+"""The compiled module's numbers of what is done to elements one by one."""
 
 
 def linear(x: Tensor, weight: Tensor | PackedMatrix, bias: Tensor | None) -> Tensor:
@@ -18,6 +24,15 @@ def linear(x: Tensor, weight: Tensor | PackedMatrix, bias: Tensor | None) -> Ten
     if isinstance(weight, Tensor):
         raise ValueError(f"linear: expected packed weights, got a tensor {list(weight.shape)}.")
     return packed.matmul(x, weight, bias)
+
+
+def known_ids(token_ids: Tensor, limit: int) -> Tensor:
+    """As the reference."""
+    require(token_ids.dim() == 1, "known_ids", "ids [T]", token_ids)
+    ids = contiguous(token_ids, torch.int64)
+    out = torch.empty_like(ids)
+    _native.known_ids(ids.data_ptr(), out.data_ptr(), ids.shape[0], limit)
+    return out
 
 
 def embedding(
@@ -62,6 +77,74 @@ def add_rms_norm(
     return out, total
 
 
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """As the reference."""
+    fits = x.dim() == 2 and weight.shape == x.shape[1:] and (bias is None or (bias.shape == weight.shape and bias.dtype == weight.dtype))
+    require(fits, "layer_norm", "x [T, H], weight [H] and bias [H] of its type or None", x, weight, bias)
+    x, weight = x.contiguous(), weight.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    out = torch.empty_like(x)
+    places = x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr()
+    _native.layer_norm(*places, type_code("layer_norm", x), type_code("layer_norm", weight), x.shape[0], x.shape[1], eps)
+    return out
+
+
+def sparse_relu(x: Tensor, deviations: float) -> Tensor:
+    """As the reference."""
+    require(x.dim() == 2, "sparse_relu", "x [T, N]", x)
+    x = x if x.stride(1) == 1 else x.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype)
+    sizes = x.shape[0], x.shape[1], x.stride(0)
+    _native.sparse_relu(x.data_ptr(), out.data_ptr(), type_code("sparse_relu", x), *sizes, deviations)
+    return out
+
+
+MAX_STREAMS = 16
+"""Streams that the compiled module's ops on them take."""
+
+
+def mix_streams(x: Tensor, coefs: Tensor, scale: float) -> Tensor:
+    """As the reference."""
+    streams = math.isqrt(coefs.shape[1])
+    fits = x.dim() == coefs.dim() == 2 and x.shape[0] == coefs.shape[0] and x.dtype == coefs.dtype
+    fits = fits and 1 <= streams <= MAX_STREAMS and streams * streams == coefs.shape[1] and x.shape[1] % streams == 0
+    require(fits, "mix_streams", f"x [T, S * H] and coefs [T, S * S] of one type, S at most {MAX_STREAMS}", x, coefs)
+    x, coefs = x.contiguous(), coefs.contiguous()
+    out = torch.empty_like(x)
+    sizes = x.shape[0], streams, x.shape[1] // streams
+    _native.mix_streams(x.data_ptr(), coefs.data_ptr(), out.data_ptr(), type_code("mix_streams", x), *sizes, scale)
+    return out
+
+
+def add_to_streams(x: Tensor, row: Tensor, coefs: Tensor | None, scale: float = 1.0, offset: float = 0.0, first: int = 0) -> Tensor:
+    """As the reference."""
+    width = row.shape[1]
+    streams = x.shape[1] // max(1, width)
+    fits = x.dim() == row.dim() == 2 and x.shape == (row.shape[0], streams * width) and x.dtype == row.dtype and 1 <= streams <= MAX_STREAMS
+    fits = fits and (coefs is None or (coefs.shape == (x.shape[0], streams) and coefs.dtype == x.dtype))
+    wanted = f"x [T, S * H], row [T, H] and coefs [T, S] or None of one type, S at most {MAX_STREAMS}"
+    require(fits, "add_to_streams", wanted, x, row, coefs)
+    x, row = x.contiguous(), row if row.stride(1) == 1 else row.contiguous()
+    coefs = None if coefs is None else coefs.contiguous()
+    out = torch.empty_like(x)
+    places = x.data_ptr(), row.data_ptr(), 0 if coefs is None else coefs.data_ptr(), out.data_ptr()
+    sizes = type_code("add_to_streams", x), x.shape[0], streams, width, row.stride(0)
+    _native.add_to_streams(*places, *sizes, scale, offset, first)
+    return out
+
+
+def match_streams(row: Tensor, x: Tensor) -> Tensor:
+    """As the reference."""
+    width = row.shape[1]
+    fits = x.dim() == row.dim() == 2 and x.shape[0] == row.shape[0] and x.shape[1] % max(1, width) == 0 and x.dtype == row.dtype
+    require(fits, "match_streams", "row [T, H] and x [T, N * H] of one type", row, x)
+    x, row = x.contiguous(), row if row.stride(1) == 1 else row.contiguous()
+    out = torch.empty((x.shape[0], x.shape[1] + width), dtype=x.dtype)
+    sizes = type_code("match_streams", x), x.shape[0], out.shape[1] // max(1, width), width, row.stride(0)
+    _native.match_streams(row.data_ptr(), x.data_ptr(), out.data_ptr(), *sizes)
+    return out
+
+
 def _gated(op: str, gate_up: Tensor, activation: int) -> Tensor:
     require(gate_up.dim() == 2 and gate_up.shape[1] % 2 == 0, op, "[T, 2 I]", gate_up)
     gate_up = gate_up.contiguous()
@@ -79,6 +162,64 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
     """As the reference."""
     return _gated("gelu_tanh_and_mul", gate_up, _GELU_TANH)
+
+
+def _pointwise(op: str, x: Tensor, y: Tensor | None = None, factors: Tensor | None = None, a: float = 1.0, b: float = 1.0) -> Tensor:
+    fits = x.dim() == 2 and (y is None or (y.shape == x.shape and y.dtype == x.dtype))
+    fits = fits and (factors is None or (factors.shape == x.shape[1:] and factors.dtype == torch.float32))
+    require(fits, op, "x and y [T, N] of one type, factors [N] float32", x, y, factors)
+    x, y = (z if z.stride(1) == 1 else z.contiguous() for z in (x, x if y is None else y))
+    factors = None if factors is None else factors.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype)
+    rows, width = x.shape
+    places = x.data_ptr(), y.data_ptr(), 0 if factors is None else factors.data_ptr(), out.data_ptr(), type_code(op, x)
+    _native.pointwise(POINTWISE[op], *places, rows, width, x.stride(0), y.stride(0), a, b)
+    return out
+
+
+def silu(x: Tensor) -> Tensor:
+    """As the reference."""
+    return _pointwise("silu", x)
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    """As the reference."""
+    return _pointwise("relu_squared", x)
+
+
+def scale_columns(x: Tensor, factors: Tensor) -> Tensor:
+    """As the reference."""
+    return _pointwise("scale_columns", x, factors=factors)
+
+
+def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
+    """As the reference."""
+    return _pointwise("sigmoid_mul", x, gate)
+
+
+def silu_mul(x: Tensor, gate: Tensor) -> Tensor:
+    """As the reference."""
+    return _pointwise("silu_mul", x, gate)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """As the reference."""
+    return _pointwise("gelu", x)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """As the reference."""
+    return _pointwise("gelu_tanh", x)
+
+
+def gelu_tanh_mul(x: Tensor, gate: Tensor) -> Tensor:
+    """As the reference."""
+    return _pointwise("gelu_tanh_mul", x, gate)
+
+
+def weighted_sum(x: Tensor, y: Tensor, a: float, b: float) -> Tensor:
+    """As the reference."""
+    return _pointwise("weighted_sum", x, y, a=a, b=b)
 
 
 def softcap(x: Tensor, cap: float) -> Tensor:

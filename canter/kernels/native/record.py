@@ -5,6 +5,7 @@ Addresses of weights, tables and caches are bound as they are at the time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from canter import _native
 from canter.kernels.attention_plan import AttentionPlan
 from canter.kernels.native.attention import cache_arguments
+from canter.kernels.native.dense import MAX_STREAMS, POINTWISE
 from canter.kernels.native.layout import TYPE_CODES
 from canter.kernels.packed import BlockRows, PackedMatrix
 from canter.kernels.recorder import Buffer, Recorder, RecordError, Symbol
@@ -55,8 +57,10 @@ def linear(x: Symbol, weight: Tensor | PackedMatrix, bias: Tensor | None) -> Sym
     if isinstance(weight, Tensor):
         raise RecordError("linear with weights that are not packed")
     outputs, width = weight.shape
-    fits = x.tail == (width,) and x.is_contiguous() and (bias is None or (bias.shape == (outputs,) and bias.is_contiguous()))
-    _require(fits, "linear", "contiguous x [T, K] and bias [N] or None")
+    fits = (
+        x.tail == (width,) and (width == 1 or x.strides[1] == 1) and (bias is None or (bias.shape == (outputs,) and bias.is_contiguous()))
+    )
+    _require(fits, "linear", "x [T, K] in packed rows and contiguous bias [N] or None")
     recorder = x.recorder
     out = recorder.new(x.dtype, outputs)
     matrix, code = _bind_matrix(recorder, weight), _code("linear", x)
@@ -69,13 +73,25 @@ def linear(x: Symbol, weight: Tensor | PackedMatrix, bias: Tensor | None) -> Sym
     return out
 
 
+def known_ids(token_ids: Symbol, limit: int) -> Symbol:
+    """[rows] ids -> the same."""
+    _require(_is_metadata(token_ids, torch.int64) and token_ids.tail == (), "known_ids", "int64 ids [T] of the step")
+    out = token_ids.recorder.new(torch.int64)
+
+    def emit(program: Any, at: Place) -> None:
+        program.known_ids(at(token_ids), at(out), limit)
+
+    token_ids.recorder.add("known_ids", [token_ids], [out], emit)
+    return out
+
+
 def embedding(
     token_ids: Symbol, weight: Tensor | PackedMatrix | BlockRows, scale: float = 1.0, dtype: torch.dtype = torch.float32
 ) -> Symbol:
     """[rows] ids -> [rows, H]."""
     if isinstance(weight, Tensor):
         raise RecordError("embedding with a table that is not packed")
-    _require(_is_metadata(token_ids, torch.int64) and token_ids.tail == (), "embedding", "int64 ids [T] of the step")
+    _require(token_ids.dtype == torch.int64 and token_ids.tail == () and token_ids.is_contiguous(), "embedding", "contiguous int64 ids [T]")
     recorder = token_ids.recorder
     vocab, width = weight.shape
     if scale != 1.0:
@@ -131,6 +147,87 @@ def add_rms_norm(
     return out, total
 
 
+def layer_norm(x: Symbol, weight: Tensor, bias: Tensor | None, eps: float) -> Symbol:
+    """[rows, H] -> the same."""
+    fits = len(x.tail) == 1 and x.is_contiguous() and weight.shape == x.tail and weight.is_contiguous()
+    fits = fits and (bias is None or (bias.shape == x.tail and bias.dtype == weight.dtype and bias.is_contiguous()))
+    _require(fits, "layer_norm", "contiguous x [T, H], weight [H] and bias [H] of its type or None")
+    out = x.recorder.new(x.dtype, *x.tail)
+    types, factors = (_code("layer_norm", x), _code("layer_norm", weight)), x.recorder.bind(weight)
+    bias_at = 0 if bias is None else x.recorder.bind(bias)
+
+    def emit(program: Any, at: Place) -> None:
+        program.layer_norm(at(x), factors, bias_at, at(out), *types, x.tail[0], eps)
+
+    x.recorder.add("layer_norm", [x], [out], emit)
+    return out
+
+
+def _has_packed_rows(x: Symbol) -> bool:
+    """Whether each row [N] lies in one run."""
+    return len(x.tail) == 1 and (x.strides[1] == 1 or x.tail[0] == 1)
+
+
+def sparse_relu(x: Symbol, deviations: float) -> Symbol:
+    """[rows, N] -> the same, contiguous."""
+    _require(_has_packed_rows(x), "sparse_relu", "x [T, N] in packed rows")
+    out, code = x.recorder.new(x.dtype, *x.tail), _code("sparse_relu", x)
+
+    def emit(program: Any, at: Place) -> None:
+        program.sparse_relu(at(x), at(out), code, x.tail[0], x.strides[0], deviations)
+
+    x.recorder.add("sparse_relu", [x], [out], emit)
+    return out
+
+
+def mix_streams(x: Symbol, coefs: Symbol, scale: float) -> Symbol:
+    """[rows, S * H] -> the same."""
+    fits = len(x.tail) == len(coefs.tail) == 1 and x.is_contiguous() and coefs.is_contiguous() and x.dtype == coefs.dtype
+    streams = math.isqrt(coefs.tail[0])
+    fits = fits and 1 <= streams <= MAX_STREAMS and streams * streams == coefs.tail[0] and x.tail[0] % streams == 0
+    _require(fits, "mix_streams", "contiguous x [T, S * H] and coefs [T, S * S] of one type")
+    out, code = x.recorder.new(x.dtype, *x.tail), _code("mix_streams", x)
+
+    def emit(program: Any, at: Place) -> None:
+        program.mix_streams(at(x), at(coefs), at(out), code, streams, x.tail[0] // streams, scale)
+
+    x.recorder.add("mix_streams", [x, coefs], [out], emit)
+    return out
+
+
+def add_to_streams(x: Symbol, row: Symbol, coefs: Symbol | None, scale: float = 1.0, offset: float = 0.0, first: int = 0) -> Symbol:
+    """[rows, S * H] -> the same."""
+    fits = len(x.tail) == 1 and x.is_contiguous() and _has_packed_rows(row) and x.dtype == row.dtype
+    streams = x.tail[0] // row.tail[0]
+    fits = fits and x.tail[0] == streams * row.tail[0] and 1 <= streams <= MAX_STREAMS
+    fits = fits and (coefs is None or (coefs.tail == (streams,) and coefs.is_contiguous() and coefs.dtype == x.dtype))
+    _require(fits, "add_to_streams", "contiguous x [T, S * H], row [T, H] in packed rows and coefs [T, S] or None of one type")
+    out, code = x.recorder.new(x.dtype, *x.tail), _code("add_to_streams", x)
+    sizes = streams, row.tail[0], row.strides[0]
+
+    def emit(program: Any, at: Place) -> None:
+        factors = None if coefs is None else at(coefs)
+        program.add_to_streams(at(x), at(row), factors, at(out), code, *sizes, scale, offset, first)
+
+    x.recorder.add("add_to_streams", [x, row] if coefs is None else [x, row, coefs], [out], emit)
+    return out
+
+
+def match_streams(row: Symbol, x: Symbol) -> Symbol:
+    """[rows, H] and [rows, N * H] -> [rows, (N + 1) * H]."""
+    fits = len(x.tail) == 1 and x.is_contiguous() and _has_packed_rows(row) and x.dtype == row.dtype and x.tail[0] % row.tail[0] == 0
+    _require(fits, "match_streams", "row [T, H] in packed rows and contiguous x [T, N * H] of one type")
+    width = row.tail[0]
+    out, code = x.recorder.new(x.dtype, x.tail[0] + width), _code("match_streams", x)
+    sizes = out.tail[0] // width, width, row.strides[0]
+
+    def emit(program: Any, at: Place) -> None:
+        program.match_streams(at(row), at(x), at(out), code, *sizes)
+
+    x.recorder.add("match_streams", [row, x], [out], emit)
+    return out
+
+
 def _gated(op: str, gate_up: Symbol, activation: int) -> Symbol:
     fits = len(gate_up.tail) == 1 and gate_up.tail[0] % 2 == 0 and gate_up.is_contiguous()
     _require(fits, op, "contiguous [T, 2 I]")
@@ -153,6 +250,69 @@ def silu_and_mul(gate_up: Symbol) -> Symbol:
 def gelu_tanh_and_mul(gate_up: Symbol) -> Symbol:
     """[rows, 2 I] -> [rows, I]."""
     return _gated("gelu_tanh_and_mul", gate_up, _GELU_TANH)
+
+
+def _pointwise(op: str, x: Symbol, y: Symbol | None = None, factors: Tensor | None = None, a: float = 1.0, b: float = 1.0) -> Symbol:
+    other = x if y is None else y
+    fits = (
+        len(x.tail) == 1 and other.tail == x.tail and other.dtype == x.dtype and (x.tail[0] == 1 or x.strides[1] == other.strides[1] == 1)
+    )
+    fits = fits and (factors is None or (factors.shape == x.tail and factors.dtype == torch.float32 and factors.is_contiguous()))
+    _require(fits, op, "x and y [T, N] of one type in packed rows, float32 factors [N]")
+    out, code = x.recorder.new(x.dtype, *x.tail), _code(op, x)
+    factors_at = 0 if factors is None else x.recorder.bind(factors)
+    sizes = x.tail[0], x.strides[0], other.strides[0]
+
+    def emit(program: Any, at: Place) -> None:
+        program.pointwise(op, POINTWISE[op], at(x), at(other), factors_at, at(out), code, *sizes, a, b)
+
+    x.recorder.add(op, [x] if y is None else [x, y], [out], emit)
+    return out
+
+
+def silu(x: Symbol) -> Symbol:
+    """[rows, N] -> the same, contiguous."""
+    return _pointwise("silu", x)
+
+
+def relu_squared(x: Symbol) -> Symbol:
+    """[rows, N] -> the same, contiguous."""
+    return _pointwise("relu_squared", x)
+
+
+def scale_columns(x: Symbol, factors: Tensor) -> Symbol:
+    """[rows, N] -> the same, contiguous."""
+    return _pointwise("scale_columns", x, factors=factors)
+
+
+def sigmoid_mul(x: Symbol, gate: Symbol) -> Symbol:
+    """Two [rows, N] -> the same, contiguous."""
+    return _pointwise("sigmoid_mul", x, gate)
+
+
+def silu_mul(x: Symbol, gate: Symbol) -> Symbol:
+    """Two [rows, N] -> the same, contiguous."""
+    return _pointwise("silu_mul", x, gate)
+
+
+def gelu(x: Symbol) -> Symbol:
+    """[rows, N] -> the same, contiguous."""
+    return _pointwise("gelu", x)
+
+
+def gelu_tanh(x: Symbol) -> Symbol:
+    """[rows, N] -> the same, contiguous."""
+    return _pointwise("gelu_tanh", x)
+
+
+def gelu_tanh_mul(x: Symbol, gate: Symbol) -> Symbol:
+    """Two [rows, N] -> the same, contiguous."""
+    return _pointwise("gelu_tanh_mul", x, gate)
+
+
+def weighted_sum(x: Symbol, y: Symbol, a: float, b: float) -> Symbol:
+    """Two [rows, N] -> the same, contiguous."""
+    return _pointwise("weighted_sum", x, y, a=a, b=b)
 
 
 def softcap(x: Symbol, cap: float) -> Symbol:
@@ -196,7 +356,7 @@ def gather(source: Symbol, count: str, indices: Symbol) -> Symbol:
     return out
 
 
-def rotary(q: Symbol, k: Symbol, positions: Symbol, cos_sin: Tensor, rot_dim: int) -> None:
+def rotary(q: Symbol, k: Symbol, positions: Symbol, cos_sin: Tensor, rot_dim: int, interleaved: bool = False) -> None:
     """In place, in q and k [rows, heads, D]."""
     fits = _has_packed_heads(q) and _has_packed_heads(k) and q.tail[1] == k.tail[1] and q.dtype == k.dtype
     fits = fits and _is_metadata(positions, torch.int64) and positions.tail == ()
@@ -207,7 +367,7 @@ def rotary(q: Symbol, k: Symbol, positions: Symbol, cos_sin: Tensor, rot_dim: in
     code, table = _code("rotary", q), q.recorder.bind(cos_sin)
 
     def emit(program: Any, at: Place) -> None:
-        program.rotary(at(q), at(k), code, q.strides[0], k.strides[0], at(positions), table, *sizes)
+        program.rotary(at(q), at(k), code, q.strides[0], k.strides[0], at(positions), table, *sizes, interleaved)
 
     q.recorder.add("rotary", [q, k, positions], [q, k], emit)
 

@@ -24,6 +24,8 @@ def rejects(device: str, dtype: torch.dtype, **facts: Any) -> str | None:
             if value not in CACHE_TYPE_CODES:
                 known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CACHE_TYPE_CODES)
                 return f"cache_dtype {str(value).removeprefix('torch.')} is none of {known}"
+        elif name == "mask" and value:
+            return f"has no {value} mask"
         elif name.endswith("dtype") and value not in TYPE_CODES:
             return f"{name} {str(value).removeprefix('torch.')} is neither float32 nor bfloat16"
     return None
@@ -34,11 +36,26 @@ def register() -> None:
     register_packer(packed)
     for fn in (
         dense.linear,
+        dense.known_ids,
         dense.embedding,
         dense.rms_norm,
         dense.add_rms_norm,
         dense.silu_and_mul,
         dense.gelu_tanh_and_mul,
+        dense.silu,
+        dense.relu_squared,
+        dense.scale_columns,
+        dense.sigmoid_mul,
+        dense.silu_mul,
+        dense.weighted_sum,
+        dense.gelu,
+        dense.gelu_tanh,
+        dense.gelu_tanh_mul,
+        dense.layer_norm,
+        dense.sparse_relu,
+        dense.mix_streams,
+        dense.add_to_streams,
+        dense.match_streams,
         dense.softcap,
         attention.rotary,
         attention.write_kv,

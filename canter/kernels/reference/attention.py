@@ -72,26 +72,39 @@ def _gather(cache: Tensor, scales: Tensor | None, blocks: Tensor, length: int) -
     return paged.transpose(0, 1).reshape(heads, -1, head_dim)[:, :length]
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, softcap: float, sinks: Tensor | None) -> Tensor:
+def _hidden(first: int, length: int, window: int, chunk: int, prompt_len: int, device: torch.device) -> Tensor:
+    """Which of a request's keys the queries at positions from `first` on may not see: `[length - first, length]`."""
+    key = torch.arange(length, device=device)
+    position = torch.arange(first, length, device=device)[:, None]
+    hidden = key > position
+    if window:
+        hidden = hidden | ((key <= position - window) & (key >= prompt_len))
+    if chunk:
+        hidden = hidden | (key < position // chunk * chunk)
+    return hidden
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, scale: float, softcap: float, sinks: Tensor | None, slopes: Tensor | None
+) -> Tensor:
     """The last `q.shape[1]` positions of a request attend: q `[Hq, Tq, D]`, k and v `[Hk, S, D]`, all float32."""
+    # Places that no query sees may hold anything, even NaN, so they must not be multiplied, not even by zero.
+    seen = ~hidden.all(0)
+    k, v, hidden = k[:, seen], v[:, seen], hidden[:, seen]
     group = q.shape[0] // k.shape[0]
     scores = q @ k.repeat_interleave(group, 0).transpose(1, 2) * scale  # [Hq, Tq, S]
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap
-    num_queries, length = scores.shape[1:]
-    key = torch.arange(length, device=q.device)
-    position = torch.arange(length - num_queries, length, device=q.device)[:, None]
-    hidden = key > position
-    if window:
-        hidden = hidden | (key <= position - window)
-    # Places that no query sees may hold anything, even NaN, so they must not be multiplied, not even by zero.
-    first = max(0, length - num_queries - window + 1) if window else 0
-    scores = scores.masked_fill(hidden, float("-inf"))[..., first:]
+    num_queries, length = scores.shape[1], seen.shape[0]
+    if slopes is not None:
+        position = torch.arange(length - num_queries, length, device=q.device)[:, None]
+        scores = scores + slopes.float()[:, None, None] * (seen.nonzero().flatten() - position)
+    scores = scores.masked_fill(hidden, float("-inf"))
     if sinks is not None:
         extra = sinks.float()[:, None, None].expand(-1, num_queries, 1)
         scores = torch.cat((scores, extra), -1)
-    weights = scores.softmax(-1)[..., : length - first]
-    return weights @ v.repeat_interleave(group, 0)[:, first:]
+    weights = scores.softmax(-1)[..., : k.shape[1]]
+    return weights @ v.repeat_interleave(group, 0)
 
 
 def paged_attention(
@@ -108,30 +121,41 @@ def paged_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     plan: AttentionPlan | None = None,
+    *,
+    chunk: int = 0,
+    prompt_lens: Tensor | None = None,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of `q[T, Hq, D]` over `k_cache[NB, Hk, D/x, BS, x]` and `v_cache[NB, Hk, BS, D]`: `[T, Hq, D]` like q.
 
     Request b owns queries `query_start_loc[b] .. query_start_loc[b + 1]` (int32, `[B + 1]`), its last positions out of
     `seq_lens[b]` (int32), and finds position p in block `block_table[b, p // BS]` (int32, `[B, MB]`). Query heads
-    share key heads in runs of Hq / Hk. `window` > 0: a query sees itself and window - 1 positions before.
-    `softcap` > 0: scaled scores s become `softcap * tanh(s / softcap)`. `sinks` (`[Hq]`): scores of one more key without
+    share key heads in runs of Hq / Hk. `window` > 0: a query sees itself and window - 1 positions before; with `prompt_lens`
+    (int32, `[B]`) also all of its request's first `prompt_lens[b]` positions. `chunk` > 0: a query at p sees nothing before
+    position `p // chunk * chunk`.
+    `softcap` > 0: scaled scores s become `softcap * tanh(s / softcap)`. `slopes` (`[Hq]` float32): a key that lies d positions back
+    loses `slopes[h] * d` of its score, after the cap (ALiBi, arXiv 2108.12409). `sinks` (`[Hq]`): scores of one more key without
     a value, which only takes weight away. `k_scale`, `v_scale`: as `write_kv` left them for an int8 cache. Softmax and sums are
     in float32. Rows past `query_start_loc[B]` are zero. `plan` (of `plan_attention`, for the same table, starts and lengths)
-    lets the layers of a group share work. Raises `IndexError` for a block outside the cache or more positions than the table holds.
+    lets the layers of a group share work. Blocks of which no position is seen are not read, whatever the table says of them.
+    Raises `IndexError` for a block outside the cache or more positions than the table holds.
     """
     out = torch.zeros_like(q, memory_format=torch.contiguous_format)
     num_blocks, _, block_size, _ = v_cache.shape
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
+    prompts = [0] * len(lengths) if prompt_lens is None else prompt_lens.tolist()
     for b, length in enumerate(lengths):
         start, end = starts[b], starts[b + 1]
         if start == end:
             continue
-        first = max(0, length - (end - start) - window + 1) // block_size if window else 0
         used = block_table[b, : -(-length // block_size)].clone()
-        used[:first] = 0  # blocks behind the window are not read
-        if length < end - start or used.numel() * block_size < length or not 0 <= int(used.min()) <= int(used.max()) < num_blocks:
+        if length < end - start or used.numel() * block_size < length:
             raise IndexError(f"paged_attention: the lengths or the block table of request {b} do not fit ({length} positions).")
+        hidden = _hidden(length - (end - start), length, window, chunk, prompts[b], q.device)
+        used[[bool(blind.all()) for blind in hidden.all(0).split(block_size)]] = 0
+        if not 0 <= int(used.min()) <= int(used.max()) < num_blocks:
+            raise IndexError(f"paged_attention: the block table of request {b} names a block outside the cache.")
         k, v = _gather(k_cache, k_scale, used, length), _gather(v_cache, v_scale, used, length)
-        rows = _attend(q[start:end].transpose(0, 1).float(), k, v, scale, window, softcap, sinks)
+        rows = _attend(q[start:end].transpose(0, 1).float(), k, v, hidden, scale, softcap, sinks, slopes)
         out[start:end] = rows.transpose(0, 1).to(q.dtype)
     return out

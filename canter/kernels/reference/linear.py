@@ -50,6 +50,11 @@ def round_runs(x: Tensor, run: int) -> Tensor:
     return rounded
 
 
+def known_ids(token_ids: Tensor, limit: int) -> Tensor:
+    """`token_ids[T]` (int64) with 0 for those from `limit` on: rows of a table that is shorter than the vocabulary."""
+    return torch.where(token_ids < limit, token_ids, 0)
+
+
 def embedding(
     token_ids: Tensor, weight: Tensor | PackedMatrix | BlockRows, scale: float = 1.0, dtype: torch.dtype = torch.float32
 ) -> Tensor:

@@ -1,9 +1,11 @@
-"""Root-mean-square normalisation (Zhang and Sennrich, 2019, arXiv:1910.07467) in the two roundings that models use."""
+"""Normalisation by the root mean square (Zhang and Sennrich, 2019, arXiv:1910.07467), in the two roundings that models use, and by
+mean and variance (Ba, Kiros and Hinton, 2016, arXiv:1607.06450)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, plus_one: bool = False, cast_first: bool = True) -> Tensor:
@@ -27,3 +29,15 @@ def add_rms_norm(
     """Add, then normalise: returns `(rms_norm(x + residual), x + residual)`; the sum is rounded to the type of x."""
     total = x + residual
     return rms_norm(total, weight, eps, plus_one, cast_first), total
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """`(x - mean) / sqrt(variance + eps) * weight[H] + bias[H]` of `x[T, H]`, in its type; computed in float32, rounded once."""
+    return functional.layer_norm(x.float(), weight.shape, weight.float(), None if bias is None else bias.float(), eps).to(x.dtype)
+
+
+def sparse_relu(x: Tensor, deviations: float) -> Tensor:
+    """`max(0, x - cut)` of `x[T, N]`, the cut being a row's mean and so many of its standard deviations."""
+    wide = x.float()
+    cut = wide.mean(1, keepdim=True) + wide.std(1, keepdim=True, unbiased=False) * deviations
+    return functional.relu(wide - cut).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al., 2021, arXiv:2104.09864), half-split pairing: element i turns with element i + rot_dim / 2."""
+"""Rotary position embedding (Su et al., 2021, arXiv:2104.09864), in both pairings that models use."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 
-def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, rot_dim: int) -> None:
+def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, rot_dim: int, interleaved: bool = False) -> None:
     """Turn the first `rot_dim` elements of every head of `q[T, Hq, D]` and `k[T, Hk, D]`, in place.
 
+    Element i turns with element i + rot_dim / 2, or where `interleaved` element 2 i with 2 i + 1.
     `positions[T]` (int64) choose rows of `cos_sin[max_pos, rot_dim]` (float32, cosines then sines). Computed in
     float32, rounded once. Raises `IndexError` for a position outside the table.
     """
@@ -16,6 +17,7 @@ def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, rot_dim: in
         raise IndexError(f"rotary: positions must be in [0, {cos_sin.shape[0]}).")
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, -1)  # [T, 1, rot_dim / 2]
     for heads in (q, k):
-        first, second = heads[..., :rot_dim].float().chunk(2, -1)
-        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
-        heads[..., :rot_dim] = turned.to(heads.dtype)
+        whole = heads[..., :rot_dim].float()
+        first, second = (whole[..., 0::2], whole[..., 1::2]) if interleaved else whole.chunk(2, -1)
+        pairs = first * cos - second * sin, second * cos + first * sin
+        heads[..., :rot_dim] = (torch.stack(pairs, -1).flatten(-2) if interleaved else torch.cat(pairs, -1)).to(heads.dtype)
