@@ -59,6 +59,21 @@ def rms_norm(
     /,
 ) -> None: ...
 def gated(gate_up: int, out: int, type: int, activation: int, rows: int, width: int, /) -> None: ...
+def pointwise(
+    kind: int,
+    x: int,
+    y: int,
+    factors: int,
+    out: int,
+    type: int,
+    rows: int,
+    width: int,
+    x_stride: int,
+    y_stride: int,
+    a: float,
+    b: float,
+    /,
+) -> None: ...
 def softcap(x: int, out: int, type: int, count: int, cap: float, /) -> None: ...
 def rotary(
     q: int,
@@ -337,6 +352,22 @@ class Program:
         /,
     ) -> None: ...
     def gated(self, name: str, gate_up: Operand, out: Operand, type: int, activation: int, width: int, /) -> None: ...
+    def pointwise(
+        self,
+        name: str,
+        kind: int,
+        x: Operand,
+        y: Operand,
+        factors: int,
+        out: Operand,
+        type: int,
+        width: int,
+        x_stride: int,
+        y_stride: int,
+        a: float,
+        b: float,
+        /,
+    ) -> None: ...
     def softcap(self, x: Operand, out: Operand, type: int, width: int, cap: float, /) -> None: ...
     def widen(self, x: Operand, out: Operand, width: int, /) -> None: ...
     def gather(self, source: Operand, count_slot: int, indices: Operand, out: Operand, row_bytes: int, /) -> None: ...

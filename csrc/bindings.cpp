@@ -29,6 +29,12 @@ void bind_gated(Address gate_up, Address out, int type, int activation, std::int
     gated({at(gate_up), at(out), dtype_of(type), static_cast<Activation>(activation), rows, width});
 }
 
+void bind_pointwise(int kind, Address x, Address y, Address factors, Address out, int type, std::int64_t rows, std::int64_t width,
+                    std::int64_t x_stride, std::int64_t y_stride, float a, float b) {
+    pointwise({at(x), at(y), at<float>(factors), at(out), dtype_of(type), static_cast<Pointwise>(kind), rows, width, x_stride, y_stride, a,
+               b});
+}
+
 void bind_softcap(Address x, Address out, int type, std::int64_t count, float cap) {
     softcap({at(x), at(out), dtype_of(type), count, cap});
 }
@@ -72,6 +78,7 @@ NB_MODULE(_native, m) {
     m.def("quant_types", &quant_types);
     m.def("rms_norm", &bind_rms_norm, released());
     m.def("gated", &bind_gated, released());
+    m.def("pointwise", &bind_pointwise, released());
     m.def("softcap", &bind_softcap, released());
     m.def("dequantize", &bind_dequantize, released());
     bind_attention(m);

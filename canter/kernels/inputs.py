@@ -154,6 +154,32 @@ def gated_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     return cases
 
 
+def _strided(rng: Generator, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    """Pairs [T, N], dense and as parts of fused projections."""
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for rows, width, scale in ((0, 8, 1.0), (1, 1, 1.0), (3, 37, 4.0), (70, 129, 1.0), (2, 1536, 30.0)):
+        pairs.append((normal(rng, dtype, rows, width, scale=scale), normal(rng, dtype, rows, width, scale=scale)))
+        x, _, y = normal(rng, dtype, rows, 2 * width + 3, scale=scale).split((width, 3, width), 1)
+        pairs.append((x, y))
+    return pairs
+
+
+def elementwise_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    return [(x,) for x, _ in _strided(rng, dtype)]
+
+
+def scale_columns_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    return [(x, normal(rng, torch.float32, x.shape[1])) for x, _ in _strided(rng, dtype)]
+
+
+def pair_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    return list(_strided(rng, dtype))
+
+
+def weighted_sum_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    return [(x, y, a, b) for x, y in _strided(rng, dtype) for a, b in ((1.0, 1.0), (0.7, -2.5))]
+
+
 def softcap_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     shapes: list[tuple[tuple[int, ...], float]] = [((0, 7), 1.0), ((5, 33), 40.0), ((2, 3, 257), 1e-3), ((1, 4099), 1e6)]
     cases: list[Case] = [(normal(rng, dtype, *shape, scale=scale), 30.0) for shape, scale in shapes]

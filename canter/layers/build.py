@@ -50,10 +50,13 @@ def _ranges(parts: Mapping[str, int] | None) -> dict[str, tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A dense tensor that a checkpoint fills: a norm, a bias. `parts`: name -> (first row, end row) of what one tensor holds together."""
+    """A dense tensor that a checkpoint fills: a norm, a bias. `parts`: name -> (first row, end row) of what one tensor holds together,
+    rows being counted along `dim`. `groups`: as those of `Matrix`."""
 
     tensor: Tensor
     parts: Mapping[str, tuple[int, int]]
+    dim: int = 0
+    groups: int = 1
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -68,7 +71,7 @@ class Parameter:
         if name is None:
             return self.tensor
         first, end = self.parts[name]
-        return self.tensor[first:end]
+        return self.tensor.narrow(self.dim, first, end - first)
 
     def part_shape(self, name: str | None) -> tuple[int, ...]:
         return tuple(self.part(name).shape)
@@ -78,16 +81,18 @@ class Matrix:
     """A weight matrix [outputs, width] that a checkpoint fills, in the form in which it is computed.
 
     Loading sets `value`: a dense tensor, a packed matrix whose parts keep the formats that they are stored in, or the rows of a
-    file where it is only looked up. `uses`: what layers do with it. `parts`: as those of `Parameter`.
+    file where it is only looked up. `uses`: what layers do with it. `parts`: as those of `Parameter`. `groups`: heads or the like, each
+    of which has rows in every part; checkpoints may store the parts group by group.
     """
 
-    __slots__ = ("_value", "parts", "shape", "uses")
+    __slots__ = ("_value", "groups", "parts", "shape", "uses")
 
     _value: Value
 
-    def __init__(self, shape: tuple[int, int], parts: Mapping[str, tuple[int, int]], use: Use) -> None:
+    def __init__(self, shape: tuple[int, int], parts: Mapping[str, tuple[int, int]], use: Use, groups: int = 1) -> None:
         self.shape = shape
         self.parts = parts
+        self.groups = groups
         self.uses: set[Use] = {use}
 
     @property
@@ -136,15 +141,29 @@ class Build:
         child._prefix = f"{self._prefix}{name}."
         return child
 
-    def parameter(self, name: str, shape: tuple[int, ...], parts: Mapping[str, int] | None = None) -> Tensor:
-        """Allocate, without filling, a parameter of the build's type. `parts`: rows of each matrix in a fused one, in order."""
-        tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
-        self.parameters[self._prefix + name] = Parameter(tensor, _ranges(parts))
+    def parameter(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        parts: Mapping[str, int] | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        dim: int = 0,
+        groups: int = 1,
+    ) -> Tensor:
+        """Allocate, without filling, a parameter of the build's type, unless `dtype` names another.
+
+        `parts`: rows of each matrix in a fused one, in order, along `dim`; `groups` as those of `Matrix`.
+        """
+        tensor = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+        self.parameters[self._prefix + name] = Parameter(tensor, _ranges(parts), dim, groups)
         return tensor
 
-    def matrix(self, name: str, shape: tuple[int, int], parts: Mapping[str, int] | None = None, use: Use = "product") -> Matrix:
+    def matrix(
+        self, name: str, shape: tuple[int, int], parts: Mapping[str, int] | None = None, use: Use = "product", groups: int = 1
+    ) -> Matrix:
         """Declare a weight matrix, which loading allocates and fills. `use`: what its layer does with it."""
-        matrix = Matrix(shape, _ranges(parts), use)
+        matrix = Matrix(shape, _ranges(parts), use, groups)
         self.parameters[self._prefix + name] = matrix
         return matrix
 

@@ -95,6 +95,6 @@ class Decoder:
         return self._head(hidden)
 
     @staticmethod
-    def state_specs(args: DecoderArgs, block_size: int, cache_dtype: str) -> dict[int, StateSpec]:
+    def state_specs(args: DecoderArgs, block_size: int, cache_dtype: str, dtype: str) -> dict[int, StateSpec]:
         """layer id -> what it remembers. Needs no weights."""
         return {layer_id: attention.state_spec(block_size, cache_dtype) for layer_id, attention in enumerate(args.attention)}

@@ -12,16 +12,23 @@ from canter.layers.build import Build, Value
 class Linear:
     """[T, in_features] -> [T, out_features].
 
-    With `parts`, several maps of the same input in one matrix, their outputs side by side in that order: name -> width.
+    With `parts`, several maps of the same input in one matrix, their outputs side by side in that order: name -> width. `groups`: as
+    those of `Matrix`.
     """
 
     __slots__ = ("_linear", "_matrix", "bias")
 
     def __init__(
-        self, build: Build, in_features: int, out_features: int, bias: bool = False, parts: Mapping[str, int] | None = None
+        self,
+        build: Build,
+        in_features: int,
+        out_features: int,
+        bias: bool = False,
+        parts: Mapping[str, int] | None = None,
+        groups: int = 1,
     ) -> None:
-        self._matrix = build.matrix("weight", (out_features, in_features), parts)
-        self.bias = build.parameter("bias", (out_features,), parts) if bias else None
+        self._matrix = build.matrix("weight", (out_features, in_features), parts, groups=groups)
+        self.bias = build.parameter("bias", (out_features,), parts, groups=groups) if bias else None
         self._linear: Callable[..., Tensor] = build.op("linear", weight_dtype=build.dtype)
 
     @property
@@ -31,12 +38,6 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._linear(x, self._matrix.value, self.bias)
-
-
-def qkv_linear(build: Build, hidden_size: int, num_heads: int, num_kv_heads: int, head_dim: int, bias: bool) -> Linear:
-    """Queries, keys and values from one matrix: [T, (num_heads + 2 num_kv_heads) * head_dim], parts "q", "k", "v"."""
-    parts = {"q": num_heads * head_dim, "k": num_kv_heads * head_dim, "v": num_kv_heads * head_dim}
-    return Linear(build, hidden_size, sum(parts.values()), bias, parts)
 
 
 def gate_up_linear(build: Build, hidden_size: int, intermediate_size: int, bias: bool) -> Linear:

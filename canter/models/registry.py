@@ -32,6 +32,20 @@ _ROWS = (
     RegistryRow("Gemma3ForCausalLM", "Gemma 3", "canter.models.gemma", "Gemma3ForCausalLM"),
     RegistryRow("Gemma3ForConditionalGeneration", "Gemma 3 (text only)", "canter.models.gemma", "Gemma3ForConditionalGeneration"),
     RegistryRow("Phi3ForCausalLM", "Phi-3, Phi-3.5, Phi-4", "canter.models.phi3", "Phi3ForCausalLM"),
+    RegistryRow("MambaForCausalLM", "Mamba", "canter.models.mamba", "MambaForCausalLM"),
+    RegistryRow("FalconMambaForCausalLM", "Falcon Mamba", "canter.models.mamba", "FalconMambaForCausalLM"),
+    RegistryRow("Mamba2ForCausalLM", "Mamba-2, Codestral Mamba", "canter.models.mamba", "Mamba2ForCausalLM"),
+    RegistryRow("Lfm2ForCausalLM", "LFM2", "canter.models.lfm2", "Lfm2ForCausalLM"),
+    RegistryRow("BambaForCausalLM", "Bamba", "canter.models.bamba", "BambaForCausalLM"),
+    RegistryRow("GraniteMoeHybridForCausalLM", "Granite 4 hybrid (without experts)", "canter.models.bamba", "GraniteMoeHybridForCausalLM"),
+    RegistryRow("FalconH1ForCausalLM", "Falcon-H1", "canter.models.bamba", "FalconH1ForCausalLM"),
+    RegistryRow("NemotronHForCausalLM", "Nemotron-H (without experts)", "canter.models.nemotron_h", "NemotronHForCausalLM"),
+    RegistryRow("Qwen3NextForCausalLM", "Qwen3-Next (without experts)", "canter.models.qwen_hybrid", "Qwen3NextForCausalLM"),
+    RegistryRow("Qwen3_5ForCausalLM", "Qwen3.5", "canter.models.qwen_hybrid", "Qwen35ForCausalLM"),
+    RegistryRow("Qwen3_5ForConditionalGeneration", "Qwen3.5 (text only)", "canter.models.qwen_hybrid", "Qwen35ForConditionalGeneration"),
+    RegistryRow("JambaForCausalLM", "Jamba (without experts)", "canter.models.jamba", "JambaForCausalLM"),
+    RegistryRow("MiniMaxForCausalLM", "MiniMax-Text-01 (with one expert)", "canter.models.minimax", "MiniMaxForCausalLM"),
+    RegistryRow("KimiLinearForCausalLM", "Kimi-Linear (KDA and dense layers)", "canter.models.kimi_linear", "KimiLinearForCausalLM"),
 )
 
 

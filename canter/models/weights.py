@@ -19,10 +19,13 @@ from canter.core.errors import CheckpointError
 from canter.kernels.native.packed import packed_bytes
 from canter.kernels.packed import BlockRows, PackedMatrix, PackedPart, allocate_packed
 from canter.layers.build import Build, Matrix, Parameter, Use
-from canter.layers.quant import MatrixWeights, PackOptions, Scheme, StoredWeights
+from canter.layers.quant import MatrixWeights, PackOptions, Scheme, SelectedRows, StoredWeights
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) after each tensor."""
+
+Transform = Callable[[Tensor], Tensor]
+"""Gives a new tensor; of tensors without data (`meta`) too, since shapes are checked by it."""
 
 _WHOLE = "weight"
 """The role of a tensor that is a weight by itself."""
@@ -36,13 +39,17 @@ class Rule:
     """Checkpoint tensor `source` fills parameter `target`, or one `part` of it; `{i}` in both stands for the layer.
 
     `tied`: when the model has no such parameter, because another lends its weights, the tensor is passed over; without
-    it such a tensor is an error.
+    it such a tensor is an error. `parts`: the tensor holds the rows of several parts, one part after the other, or where `grouped`
+    those of each of the parameter's groups together. `transform`: what a dense parameter is of the stored tensor, in float32.
     """
 
     source: str
     target: str
     part: str | None = None
     tied: bool = False
+    parts: tuple[str, ...] = ()
+    grouped: bool = False
+    transform: Transform | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +87,31 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """Where a weight goes: None for a tied one, which goes nowhere."""
+    """Where a weight, or what a rule takes of it, goes: None for a tied one, which goes nowhere."""
 
     name: str
     parameter: Parameter | Matrix | None
     part: str | None
+    rule: Rule
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return () if self.parameter is None else self.parameter.part_shape(self.part)
+        """Of all that the checkpoint stores together, once it is transformed."""
+        if self.parameter is None:
+            return ()
+        shape = self.parameter.part_shape(self.part)
+        return (sum(self.parameter.part_shape(part)[0] for part in self.rule.parts), *shape[1:]) if self.rule.parts else shape
+
+    @property
+    def rows(self) -> Tensor | None:
+        """The rows of that which are this part's, in order; None for all."""
+        if not self.rule.parts or self.parameter is None:
+            return None
+        groups = self.parameter.groups if self.rule.grouped else 1
+        sizes = {part: self.parameter.part_shape(part)[0] // groups for part in self.rule.parts}
+        before = sum(list(sizes.values())[: self.rule.parts.index(self.part or "")])
+        starts = torch.arange(groups) * sum(sizes.values()) + before
+        return (starts[:, None] + torch.arange(sizes[self.part or ""])).flatten()
 
 
 @dataclass(slots=True)
@@ -143,10 +166,13 @@ class LoadPlan:
             found = item.weights.shape
             self._in_matrix.setdefault(id(parameter), {})[item.slot.part] = item
         else:
-            found = _only(item).shape
+            found = _transformed_shape(_only(item), item.slot.rule.transform)
         if tuple(found) != item.slot.shape:
             name = next(iter(item.members.values())).name
             raise CheckpointError(f"Tensor {name!r}: expected shape {list(item.slot.shape)}, found {list(found)}.")
+        rows = item.slot.rows
+        if item.weights is not None and rows is not None:
+            item.weights = SelectedRows(item.weights, rows)
 
     def _weights_of(self, item: _Item) -> MatrixWeights:
         scheme = self._options.scheme
@@ -158,7 +184,7 @@ class LoadPlan:
         """Decide each matrix's form; lay panels out in the order of the model, which is that of a step."""
         for parameter in self._build.parameters.values():
             if not isinstance(parameter, Matrix):
-                self._count(str(self._build.dtype).removeprefix("torch."), parameter.nbytes)
+                self._count(str(parameter.tensor.dtype).removeprefix("torch."), parameter.nbytes)
                 continue
             items = self._in_matrix[id(parameter)]
             if not self._build.packed:
@@ -220,11 +246,13 @@ class LoadPlan:
         self._allocate(arena)
         total = sum(self._source.get(name).nbytes for name in self._source.names())
         done = 0
+        last = {stored.name: item for item in self._items.values() for stored in item.members.values()}
         for item in self._items.values():
             self._fill(item, arena)
             for stored in item.members.values():
-                self._source.release(stored.name)
-                done += stored.nbytes
+                if last[stored.name] is item:
+                    self._source.release(stored.name)
+                    done += stored.nbytes
             if progress is not None:
                 progress(done, total)
         if progress is not None and done < total:
@@ -254,7 +282,7 @@ class LoadPlan:
     def _fill(self, item: _Item, arena: Tensor | None) -> None:
         parameter, part = item.slot.parameter, item.slot.part
         if isinstance(parameter, Parameter):
-            StoredWeights(_only(item)).fill(parameter.part(part))
+            _fill_dense(parameter.part(part), _only(item), item.slot)
         elif isinstance(parameter, Matrix) and item.weights is not None and id(parameter) not in self._rows:
             if isinstance(parameter.value, Tensor):
                 first, end = parameter.parts[part] if part is not None else (0, parameter.shape[0])
@@ -262,6 +290,26 @@ class LoadPlan:
             else:
                 assert arena is not None
                 item.weights.pack(self._packed_part(parameter, part, arena))
+
+
+def _transformed_shape(stored: StoredTensor, transform: Transform | None) -> tuple[int, ...]:
+    if transform is None:
+        return stored.shape
+    try:
+        return tuple(transform(torch.empty(stored.shape, device="meta")).shape)
+    except (RuntimeError, IndexError) as error:
+        raise CheckpointError(f"Tensor {stored.name!r}: shape {list(stored.shape)} does not fit here ({error}).") from None
+
+
+def _fill_dense(out: Tensor, stored: StoredTensor, slot: _Slot) -> None:
+    if slot.rule.transform is None and slot.rows is None:
+        StoredWeights(stored).fill(out)
+        return
+    values = torch.empty(stored.shape)
+    StoredWeights(stored).fill(values)
+    if slot.rule.transform is not None:
+        values = slot.rule.transform(values)
+    out.copy_(values if slot.rows is None else values[slot.rows])
 
 
 def _stays_in_file(matrix: Matrix, items: Mapping[str | None, _Item]) -> bool:
@@ -282,38 +330,43 @@ def _only(item: _Item) -> StoredTensor:
     return item.members[_WHOLE]
 
 
-def _gather(source: TensorSource, weights: WeightMap, slots: Mapping[str, _Slot], scheme: Scheme | None) -> dict[str, _Item]:
-    """Weight name -> its tensors, in file order."""
-    items: dict[str, _Item] = {}
+def _gather(
+    source: TensorSource, weights: WeightMap, slots: Mapping[str, list[_Slot]], scheme: Scheme | None
+) -> dict[tuple[str, str | None], _Item]:
+    """(weight name, part) -> its tensors, in file order."""
+    items: dict[tuple[str, str | None], _Item] = {}
     for stored_name in source.names():
         if weights.skips(stored_name):
             continue
         stored = source.get(stored_name)
         weight_name, role = (scheme.member(stored_name) if scheme else None) or (stored_name, _WHOLE)
         name = weights.rename(weight_name)
-        slot = slots.get(name)
-        if slot is None:
+        if name not in slots:
             if scheme is not None and scheme.passes_over(stored):
                 continue
             raise CheckpointError(f"Unexpected tensor {stored_name!r} of shape {list(stored.shape)}: the model has no place for it.")
-        members = items.setdefault(name, _Item(slot, {})).members
-        if role in members:
-            raise CheckpointError(f"Tensors {members[role].name!r} and {stored_name!r} both give {name!r}; expected one of them.")
-        members[role] = stored
+        for slot in slots[name]:
+            members = items.setdefault((name, slot.part), _Item(slot, {})).members
+            if role in members:
+                raise CheckpointError(f"Tensors {members[role].name!r} and {stored_name!r} both give {name!r}; expected one of them.")
+            members[role] = stored
     return items
 
 
-def _expand(parameters: Mapping[str, Parameter | Matrix], weights: WeightMap, num_layers: int) -> dict[str, _Slot]:
-    """Checkpoint name -> its slot, for the parameters that the model has."""
-    slots: dict[str, _Slot] = {}
+def _expand(parameters: Mapping[str, Parameter | Matrix], weights: WeightMap, num_layers: int) -> dict[str, list[_Slot]]:
+    """Checkpoint name -> its slots, for the parameters that the model has."""
+    slots: dict[str, list[_Slot]] = {}
     covered: set[tuple[str, str | None]] = set()
     for source, target, rule in _unrolled(weights.rules, num_layers):
         parameter = parameters.get(target)
-        if parameter is not None:
-            slots[source] = _Slot(source, parameter, rule.part)
+        if parameter is not None and rule.parts:
+            slots[source] = [_Slot(source, parameter, part, rule) for part in rule.parts]
+            covered.update((target, part) for part in rule.parts)
+        elif parameter is not None:
+            slots[source] = [_Slot(source, parameter, rule.part, rule)]
             covered.update([(target, rule.part)] if rule.part else [(target, part) for part in (None, *parameter.parts)])
         elif rule.tied:
-            slots[source] = _Slot(source, None, None)
+            slots[source] = [_Slot(source, None, None, rule)]
     for name, parameter in parameters.items():
         for part in parameter.parts or (None,):
             if (name, part) not in covered:
@@ -330,10 +383,11 @@ def _unrolled(rules: tuple[Rule, ...], num_layers: int) -> Iterator[tuple[str, s
             yield rule.source.replace("{i}", str(i)), rule.target.replace("{i}", str(i)), rule
 
 
-def _require_all(slots: Mapping[str, _Slot], items: Mapping[str, _Item]) -> None:
-    expected = {name: slot for name, slot in slots.items() if slot.parameter is not None}
-    missing = [name for name in expected if name not in items]
+def _require_all(slots: Mapping[str, list[_Slot]], items: Mapping[tuple[str, str | None], _Item]) -> None:
+    expected = {name: owners[0] for name, owners in slots.items() if owners[0].parameter is not None}
+    given = {name for name, _ in items}
+    missing = [name for name in expected if name not in given]
     if missing:
         named = ", ".join(f"{name!r} of shape {list(expected[name].shape)}" for name in missing[:_MAX_NAMED])
         more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
-        raise CheckpointError(f"The checkpoint lacks {named}{more}: expected {len(expected)} tensors, found {len(items)} of them.")
+        raise CheckpointError(f"The checkpoint lacks {named}{more}: expected {len(expected)} tensors, found {len(given)} of them.")

@@ -10,6 +10,11 @@ void gated(const GatedArgs& args) {
     for_rows(args.rows, 8 * args.width, [&](std::int64_t begin, std::int64_t end) { k.gated(args, begin, end); });
 }
 
+void pointwise(const PointwiseArgs& args) {
+    const KernelTable& k = kernels();
+    for_rows(args.rows, 4 * args.width, [&](std::int64_t begin, std::int64_t end) { k.pointwise(args, begin, end); });
+}
+
 void softcap(const SoftcapArgs& args) {
     const KernelTable& k = kernels();
     // Chunks of whole vectors of any width, so that an element's place in its vector does not depend on the threads.

@@ -1,4 +1,4 @@
-// Gated activations and soft capping.
+// Gated activations, soft capping, and what else is done to elements one by one.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,22 @@ struct SoftcapArgs {
     float cap;
 };
 
+// silu(x), relu(x)^2, x * factors[column], x * sigmoid(y), x * silu(y), a x + b y.
+enum class Pointwise : int { silu = 0, relu_squared = 1, scale_columns = 2, sigmoid_mul = 3, silu_mul = 4, weighted_sum = 5 };
+
+struct PointwiseArgs {
+    const void* x;  // [T, width], rows x_stride elements apart
+    const void* y;  // the same; x itself where a kind has one input
+    const float* factors;  // [width], of scale_columns
+    void* out;  // [T, width]
+    DType type;
+    Pointwise kind;
+    std::int64_t rows, width, x_stride, y_stride;
+    float a, b;  // of weighted_sum
+};
+
 void gated(const GatedArgs& args);
+void pointwise(const PointwiseArgs& args);
 void softcap(const SoftcapArgs& args);
 
 }  // namespace canter

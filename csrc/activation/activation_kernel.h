@@ -27,6 +27,53 @@ inline void gated(const GatedArgs& a, std::int64_t begin, std::int64_t end) {
     a.type == DType::float32 ? gated_rows<float>(a, begin, end) : gated_rows<bf16>(a, begin, end);
 }
 
+template <class T, class F>
+inline void pointwise_rows(const PointwiseArgs& a, std::int64_t begin, std::int64_t end, F&& f) {
+    for (std::int64_t r = begin; r < end; ++r) {
+        const T* x = static_cast<const T*>(a.x) + r * a.x_stride;
+        const T* y = static_cast<const T*>(a.y) + r * a.y_stride;
+        T* out = static_cast<T*>(a.out) + r * a.width;
+        for (std::int64_t i = 0; i < a.width; i += Vec::width) {
+            const std::int64_t rest = a.width - i;
+            store_some(out + i, f(load_some(x + i, rest), y + i, i, rest), rest);
+        }
+    }
+}
+
+template <class T>
+inline void pointwise_of(const PointwiseArgs& a, std::int64_t begin, std::int64_t end) {
+    switch (a.kind) {
+        case Pointwise::silu:
+            return pointwise_rows<T>(a, begin, end, [](Reg x, const T*, std::int64_t, std::int64_t) { return gate(x, x); });
+        case Pointwise::relu_squared:
+            return pointwise_rows<T>(a, begin, end, [](Reg x, const T*, std::int64_t, std::int64_t) {
+                const Reg positive = Vec::max(x, Vec::zero());
+                return Vec::mul(positive, positive);
+            });
+        case Pointwise::scale_columns:
+            return pointwise_rows<T>(a, begin, end, [&](Reg x, const T*, std::int64_t i, std::int64_t rest) {
+                return Vec::mul(x, load_some(a.factors + i, rest));
+            });
+        case Pointwise::sigmoid_mul:
+            return pointwise_rows<T>(a, begin, end, [](Reg x, const T* y, std::int64_t, std::int64_t rest) {
+                return gate(x, load_some(y, rest));
+            });
+        case Pointwise::silu_mul:
+            return pointwise_rows<T>(a, begin, end, [](Reg x, const T* y, std::int64_t, std::int64_t rest) {
+                const Reg other = load_some(y, rest);
+                return Vec::mul(x, gate(other, other));
+            });
+        case Pointwise::weighted_sum:
+            return pointwise_rows<T>(a, begin, end, [&](Reg x, const T* y, std::int64_t, std::int64_t rest) {
+                return Vec::fma(Vec::set1(a.a), x, Vec::mul(Vec::set1(a.b), load_some(y, rest)));
+            });
+    }
+}
+
+inline void pointwise(const PointwiseArgs& a, std::int64_t begin, std::int64_t end) {
+    a.type == DType::float32 ? pointwise_of<float>(a, begin, end) : pointwise_of<bf16>(a, begin, end);
+}
+
 template <class T>
 inline void softcap_range(const SoftcapArgs& a, std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; i += Vec::width) {

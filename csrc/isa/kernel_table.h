@@ -15,6 +15,7 @@ namespace canter {
 struct KernelTable {
     void (*rms_norm)(const NormArgs&, std::int64_t begin, std::int64_t end);
     void (*gated)(const GatedArgs&, std::int64_t begin, std::int64_t end);
+    void (*pointwise)(const PointwiseArgs&, std::int64_t begin, std::int64_t end);
     void (*softcap)(const SoftcapArgs&, std::int64_t begin, std::int64_t end);
     void (*rotary)(const RotaryArgs&, std::int64_t begin, std::int64_t end);
     // x *= factor, in place.

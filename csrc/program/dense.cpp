@@ -54,6 +54,20 @@ void add_gated(Program& program, const std::string& name, Operand gate_up, Opera
     });
 }
 
+void add_pointwise(Program& program, const std::string& name, int kind, Operand x, Operand y, Address factors, Operand out,
+                   int type, std::int64_t width, std::int64_t x_stride, std::int64_t y_stride, float a, float b) {
+    const PointwiseArgs args{nullptr, nullptr, at<float>(factors), nullptr, dtype_of(type), static_cast<Pointwise>(kind), 0, width,
+                             x_stride, y_stride, a, b};
+    program.add(name, [=](const Frame& frame) {
+        PointwiseArgs now = args;
+        now.x = x.at(frame);
+        now.y = y.at(frame);
+        now.out = out.at(frame);
+        now.rows = frame.rows;
+        pointwise(now);
+    });
+}
+
 void add_softcap(Program& program, Operand x, Operand out, int type, std::int64_t width, float cap) {
     program.add("softcap", [=](const Frame& frame) { softcap({x.at(frame), out.at(frame), dtype_of(type), frame.rows * width, cap}); });
 }
@@ -88,6 +102,7 @@ void bind_dense_instructions(nb::class_<Program>& program) {
     program.def("rms_norm", &add_rms_norm)
         .def("add_rms_norm", &add_add_rms_norm)
         .def("gated", &add_gated)
+        .def("pointwise", &add_pointwise)
         .def("softcap", &add_softcap)
         .def("widen", &add_widen)
         .def("gather", &add_gather);

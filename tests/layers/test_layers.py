@@ -8,7 +8,7 @@ import torch
 from canter.core.errors import UnsupportedModelError
 from canter.layers.build import Build, Matrix
 from canter.layers.embedding import Embedding, OutputHead
-from canter.layers.linear import Linear, gate_up_linear, qkv_linear
+from canter.layers.linear import Linear, gate_up_linear
 from canter.layers.mlp import GatedMLP
 from canter.layers.norm import NormArgs, RMSNorm
 from canter.layers.rope import RopeArgs
@@ -46,7 +46,7 @@ def test_linear(build: Build) -> None:
 
 
 def test_fused_parts_are_outputs_side_by_side(build: Build) -> None:
-    qkv = qkv_linear(build.at("qkv"), 8, num_heads=3, num_kv_heads=1, head_dim=4, bias=True)
+    qkv = Linear(build.at("qkv"), 8, 20, bias=True, parts={"q": 12, "k": 4, "v": 4})
     gate_up = gate_up_linear(build.at("gate_up"), 8, 5, bias=False)
     randomise(build)
     x = torch.randn(2, 8)

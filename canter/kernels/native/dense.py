@@ -12,6 +12,9 @@ from canter.kernels.packed import BlockRows, PackedMatrix
 
 _SILU, _GELU_TANH = 0, 1
 
+POINTWISE = {"silu": 0, "relu_squared": 1, "scale_columns": 2, "sigmoid_mul": 3, "silu_mul": 4, "weighted_sum": 5}
+"""The compiled module's numbers of what is done to elements one by one."""
+
 
 def linear(x: Tensor, weight: Tensor | PackedMatrix, bias: Tensor | None) -> Tensor:
     """As the reference, for packed weights: matrices are packed wherever this implementation serves (`packing.serves`)."""
@@ -79,6 +82,49 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
     """As the reference."""
     return _gated("gelu_tanh_and_mul", gate_up, _GELU_TANH)
+
+
+def _pointwise(op: str, x: Tensor, y: Tensor | None = None, factors: Tensor | None = None, a: float = 1.0, b: float = 1.0) -> Tensor:
+    fits = x.dim() == 2 and (y is None or (y.shape == x.shape and y.dtype == x.dtype))
+    fits = fits and (factors is None or (factors.shape == x.shape[1:] and factors.dtype == torch.float32))
+    require(fits, op, "x and y [T, N] of one type, factors [N] float32", x, y, factors)
+    x, y = (z if z.stride(1) == 1 else z.contiguous() for z in (x, x if y is None else y))
+    factors = None if factors is None else factors.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype)
+    rows, width = x.shape
+    places = x.data_ptr(), y.data_ptr(), 0 if factors is None else factors.data_ptr(), out.data_ptr(), type_code(op, x)
+    _native.pointwise(POINTWISE[op], *places, rows, width, x.stride(0), y.stride(0), a, b)
+    return out
+
+
+def silu(x: Tensor) -> Tensor:
+    """As the reference."""
+    return _pointwise("silu", x)
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    """As the reference."""
+    return _pointwise("relu_squared", x)
+
+
+def scale_columns(x: Tensor, factors: Tensor) -> Tensor:
+    """As the reference."""
+    return _pointwise("scale_columns", x, factors=factors)
+
+
+def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
+    """As the reference."""
+    return _pointwise("sigmoid_mul", x, gate)
+
+
+def silu_mul(x: Tensor, gate: Tensor) -> Tensor:
+    """As the reference."""
+    return _pointwise("silu_mul", x, gate)
+
+
+def weighted_sum(x: Tensor, y: Tensor, a: float, b: float) -> Tensor:
+    """As the reference."""
+    return _pointwise("weighted_sum", x, y, a=a, b=b)
 
 
 def softcap(x: Tensor, cap: float) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from canter import _native
 from canter.kernels.attention_plan import AttentionPlan
 from canter.kernels.native.attention import cache_arguments
+from canter.kernels.native.dense import POINTWISE
 from canter.kernels.native.layout import TYPE_CODES
 from canter.kernels.packed import BlockRows, PackedMatrix
 from canter.kernels.recorder import Buffer, Recorder, RecordError, Symbol
@@ -55,8 +56,10 @@ def linear(x: Symbol, weight: Tensor | PackedMatrix, bias: Tensor | None) -> Sym
     if isinstance(weight, Tensor):
         raise RecordError("linear with weights that are not packed")
     outputs, width = weight.shape
-    fits = x.tail == (width,) and x.is_contiguous() and (bias is None or (bias.shape == (outputs,) and bias.is_contiguous()))
-    _require(fits, "linear", "contiguous x [T, K] and bias [N] or None")
+    fits = (
+        x.tail == (width,) and (width == 1 or x.strides[1] == 1) and (bias is None or (bias.shape == (outputs,) and bias.is_contiguous()))
+    )
+    _require(fits, "linear", "x [T, K] in packed rows and contiguous bias [N] or None")
     recorder = x.recorder
     out = recorder.new(x.dtype, outputs)
     matrix, code = _bind_matrix(recorder, weight), _code("linear", x)
@@ -153,6 +156,54 @@ def silu_and_mul(gate_up: Symbol) -> Symbol:
 def gelu_tanh_and_mul(gate_up: Symbol) -> Symbol:
     """[rows, 2 I] -> [rows, I]."""
     return _gated("gelu_tanh_and_mul", gate_up, _GELU_TANH)
+
+
+def _pointwise(op: str, x: Symbol, y: Symbol | None = None, factors: Tensor | None = None, a: float = 1.0, b: float = 1.0) -> Symbol:
+    other = x if y is None else y
+    fits = (
+        len(x.tail) == 1 and other.tail == x.tail and other.dtype == x.dtype and (x.tail[0] == 1 or x.strides[1] == other.strides[1] == 1)
+    )
+    fits = fits and (factors is None or (factors.shape == x.tail and factors.dtype == torch.float32 and factors.is_contiguous()))
+    _require(fits, op, "x and y [T, N] of one type in packed rows, float32 factors [N]")
+    out, code = x.recorder.new(x.dtype, *x.tail), _code(op, x)
+    factors_at = 0 if factors is None else x.recorder.bind(factors)
+    sizes = x.tail[0], x.strides[0], other.strides[0]
+
+    def emit(program: Any, at: Place) -> None:
+        program.pointwise(op, POINTWISE[op], at(x), at(other), factors_at, at(out), code, *sizes, a, b)
+
+    x.recorder.add(op, [x] if y is None else [x, y], [out], emit)
+    return out
+
+
+def silu(x: Symbol) -> Symbol:
+    """[rows, N] -> the same, contiguous."""
+    return _pointwise("silu", x)
+
+
+def relu_squared(x: Symbol) -> Symbol:
+    """[rows, N] -> the same, contiguous."""
+    return _pointwise("relu_squared", x)
+
+
+def scale_columns(x: Symbol, factors: Tensor) -> Symbol:
+    """[rows, N] -> the same, contiguous."""
+    return _pointwise("scale_columns", x, factors=factors)
+
+
+def sigmoid_mul(x: Symbol, gate: Symbol) -> Symbol:
+    """Two [rows, N] -> the same, contiguous."""
+    return _pointwise("sigmoid_mul", x, gate)
+
+
+def silu_mul(x: Symbol, gate: Symbol) -> Symbol:
+    """Two [rows, N] -> the same, contiguous."""
+    return _pointwise("silu_mul", x, gate)
+
+
+def weighted_sum(x: Symbol, y: Symbol, a: float, b: float) -> Symbol:
+    """Two [rows, N] -> the same, contiguous."""
+    return _pointwise("weighted_sum", x, y, a=a, b=b)
 
 
 def softcap(x: Symbol, cap: float) -> Symbol:

@@ -1,4 +1,4 @@
-"""Gated activations and soft capping: computed in float32 or better, rounded once."""
+"""Activations, gates, sums and soft capping, element by element: computed in float32 or better, rounded once."""
 
 from __future__ import annotations
 
@@ -18,6 +18,36 @@ def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
     # In float64: 1 + tanh cancels for gates far below zero, and float32 would leave noise there.
     gate, up = gate_up.double().chunk(2, -1)
     return (functional.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
+
+
+def silu(x: Tensor) -> Tensor:
+    """`x * sigmoid(x)` of `x[T, N]`."""
+    return functional.silu(x.float()).to(x.dtype)
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    """`max(x, 0)^2` of `x[T, N]`."""
+    return functional.relu(x.float()).square().to(x.dtype)
+
+
+def scale_columns(x: Tensor, factors: Tensor) -> Tensor:
+    """`x[T, N]` times `factors[N]`, float32."""
+    return (x.float() * factors).to(x.dtype)
+
+
+def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
+    """`x * sigmoid(gate)` of two `[T, N]`."""
+    return (x.float() * torch.sigmoid(gate.float())).to(x.dtype)
+
+
+def silu_mul(x: Tensor, gate: Tensor) -> Tensor:
+    """`x * silu(gate)` of two `[T, N]`."""
+    return (x.float() * functional.silu(gate.float())).to(x.dtype)
+
+
+def weighted_sum(x: Tensor, y: Tensor, a: float, b: float) -> Tensor:
+    """`a x + b y` of two `[T, N]`."""
+    return (x.float() * a + y.float() * b).to(x.dtype)
 
 
 def softcap(x: Tensor, cap: float) -> Tensor:

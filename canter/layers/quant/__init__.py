@@ -10,9 +10,9 @@ from canter.core.errors import UnsupportedModelError
 from canter.layers.quant.awq import AWQ
 from canter.layers.quant.compressed_tensors import CompressedTensors
 from canter.layers.quant.gptq import GPTQ
-from canter.layers.quant.weights import MatrixWeights, PackOptions, Scheme, StoredWeights
+from canter.layers.quant.weights import MatrixWeights, PackOptions, Scheme, SelectedRows, StoredWeights
 
-__all__ = ["MatrixWeights", "PackOptions", "Scheme", "StoredWeights", "open_scheme"]
+__all__ = ["MatrixWeights", "PackOptions", "Scheme", "SelectedRows", "StoredWeights", "open_scheme"]
 
 _SCHEMES: Mapping[str, Callable[[Mapping[str, Any]], Scheme]] = {"awq": AWQ, "gptq": GPTQ, "compressed-tensors": CompressedTensors}
 

@@ -145,6 +145,35 @@ class StoredWeights:
                 out.copy_(read_tensor(stored))
 
 
+class SelectedRows:
+    """Rows of another matrix, in an order of their own. Quantised ones are dequantised."""
+
+    __slots__ = ("_rows", "_weights")
+
+    def __init__(self, weights: MatrixWeights, rows: Tensor) -> None:
+        self._weights, self._rows = weights, rows
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self._rows.shape[0], *self._weights.shape[1:])
+
+    def packed_format(self, options: PackOptions) -> tuple[str, int]:
+        fmt, group = self._weights.packed_format(options)
+        holds_floats = fmt in ("bf16", "f32") or (options.int8 and fmt == "q8_0")
+        return (fmt, group) if holds_floats else (float_name(options), 0)
+
+    def pack(self, part: PackedPart) -> None:
+        packed.pack_floats(part, self._all(), self._rows)
+
+    def fill(self, out: Tensor) -> None:
+        out.copy_(self._all()[self._rows])
+
+    def _all(self) -> Tensor:
+        values = torch.empty(self._weights.shape)
+        self._weights.fill(values)
+        return values
+
+
 def read_tensor(stored: StoredTensor) -> Tensor:
     """A stored tensor of floats in host memory: as stored (sharing its memory, never to be written), or float32 if it is a GGUF
     tensor or has a transform."""
