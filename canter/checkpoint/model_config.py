@@ -23,8 +23,9 @@ _MAX_STRETCH = 1024
 _STRETCHING = {"yarn", "dynamic"}
 """Kinds of rope scaling that reach beyond `max_position_embeddings`."""
 _DTYPES = ("float32", "bfloat16", "float16")
-_DEFAULT_CONTEXT = {"gemma3_text": 131072, "bloom": 2048}
-"""Context lengths that published configurations leave to their class, by `model_type`."""
+_DEFAULT_CONTEXT = {"gemma3_text": 131072, "bloom": 2048, "mamba": 131072, "falcon_mamba": 131072, "mamba2": 131072}
+"""Context lengths that published configurations leave to their class, by `model_type`. Models without attention have none: theirs
+is what may be asked of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from canter.layers.context import GroupContext, StepContext
 from canter.layers.linear import Linear
 from canter.layers.norm import NormArgs, RMSNorm
 from canter.layers.rope import QueryGrowth, RopeArgs, growth_table
+from canter.layers.state import StateTypes
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class AttentionArgs:
     their position. `qk_norm` normalises each head's queries and keys before they are rotated, or where `norms_rotated` after that;
     `v_norm` does it to values, without weights. `sinks`: each head has a learned score that only takes weight away. `values_are_keys`:
     values are the keys as projected, before they are normalised and rotated. `shares`: the layer before this one whose keys and values
-    are read, instead of own ones.
+    are read, instead of own ones. `output_gate`: what is attended to passes a gate of its own
+    projection (arXiv 2505.06708).
     """
 
     num_heads: int
@@ -39,7 +41,6 @@ class AttentionArgs:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: NormArgs | None = None
-    qk_norm_weights: bool = True
     norms_rotated: bool = False
     v_norm: NormArgs | None = None
     chunk: int = 0
@@ -49,6 +50,7 @@ class AttentionArgs:
     sinks: bool = False
     values_are_keys: bool = False
     shares: int | None = None
+    output_gate: bool = False
 
     def state_spec(self, block_size: int, cache_dtype: str) -> StateSpec | SharedState:
         """What a layer of this kind remembers."""
@@ -63,6 +65,12 @@ class AttentionArgs:
         kind = "chunk" if self.chunk else "prompt" if self.sees_prompt else "alibi" if self.slopes else None
         return {"mask": kind} if kind else {}
 
+    def states(self, types: StateTypes) -> tuple[StateSpec | SharedState, ...]:
+        return (self.state_spec(types.block_size, types.cache),)
+
+    def make(self, build: Build, hidden_size: int, state_id: int) -> Attention:
+        return Attention(build, state_id, hidden_size, self)
+
 
 class Attention:
     """[T, hidden_size] -> [T, hidden_size]; stores this step's keys and values, then attends over all that are stored."""
@@ -73,18 +81,20 @@ class Attention:
             kv_heads = 0
         self._args, self._layer_id = args, layer_id
         self._owns_keys = args.shares is None
-        sizes = {"q": heads, "k": kv_heads, "v": 0 if args.values_are_keys else kv_heads}
+        gates = heads if args.output_gate else 0
+        sizes = {"q": heads, "k": kv_heads, "v": 0 if args.values_are_keys else kv_heads, "gate": gates}
         self._sizes = tuple(sizes.values())
         self._heads_shape = (-1, sum(self._sizes), head_dim)
         self._width = heads * head_dim
         self._limits = (args.scale, args.window, args.softcap)
         parts = {name: count * head_dim for name, count in sizes.items() if count}
-        self._qkv = Linear(build.at("qkv"), hidden_size, sum(parts.values()), args.qkv_bias, parts, groups=max(1, kv_heads))
+        # Checkpoints that store parts together do so for each query head with its gate, or for each key head with its queries.
+        groups = heads if args.output_gate else max(1, kv_heads)
+        self._qkv = Linear(build.at("qkv"), hidden_size, sum(parts.values()), args.qkv_bias, parts, groups=groups)
         self._output = Linear(build.at("output"), self._width, hidden_size, args.output_bias)
-        weights = args.qk_norm_weights
-        self._q_norm = RMSNorm(build.at("q_norm"), head_dim, args.qk_norm, weights) if args.qk_norm else None
-        self._k_norm = RMSNorm(build.at("k_norm"), head_dim, args.qk_norm, weights) if args.qk_norm and self._owns_keys else None
-        self._v_norm = RMSNorm(build.at("v_norm"), head_dim, args.v_norm, weights=False) if args.v_norm and self._owns_keys else None
+        self._q_norm = RMSNorm(build.at("q_norm"), head_dim, args.qk_norm) if args.qk_norm else None
+        self._k_norm = RMSNorm(build.at("k_norm"), head_dim, args.qk_norm) if args.qk_norm and self._owns_keys else None
+        self._v_norm = RMSNorm(build.at("v_norm"), head_dim, args.v_norm) if args.v_norm and self._owns_keys else None
         self._cos_sin = build.rope(args.rope) if args.rope else None
         self._rope_dim = args.rope.dim if args.rope else 0
         self._growth = growth_table(args.growth, head_dim, build.max_model_len, build.device) if args.growth else None
@@ -93,11 +103,12 @@ class Attention:
         is_interleaved = args.rope is not None and args.rope.interleaved
         self._rotary_options = (True,) if is_interleaved else ()
         self._rotary: Callable[..., None] = build.op("rotary")
+        self._gate: Callable[..., Tensor] | None = build.op("sigmoid_mul") if args.output_gate else None
         self._write_kv = build.op("write_kv", cache_dtype=build.cache_dtype)
         self._attend: Callable[..., Tensor] = build.op("paged_attention", cache_dtype=build.cache_dtype, **args.mask)
 
     def __call__(self, x: Tensor, ctx: StepContext) -> Tensor:
-        q, k, v = self._qkv(x).view(self._heads_shape).split_with_sizes(self._sizes, 1)
+        q, k, v, gate = self._qkv(x).view(self._heads_shape).split_with_sizes(self._sizes, 1)
         if self._owns_keys and self._args.values_are_keys:
             v = k
         if self._v_norm is not None:
@@ -113,7 +124,10 @@ class Attention:
         requests = group.block_table, ctx.query_start_loc, ctx.seq_lens
         options = self._options(group)
         attended = self._attend(q, k_cache, v_cache, *requests, *self._limits, self._sinks, *scales, group.plan, **options)
-        return self._output(attended.view(-1, self._width))
+        attended = attended.view(-1, self._width)
+        if self._gate is not None:
+            attended = self._gate(attended, gate.view(-1, self._width))
+        return self._output(attended)
 
     def _place(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys normalised and brought to their positions."""

@@ -101,6 +101,6 @@ class Decoder:
         return self._head(hidden)
 
     @staticmethod
-    def state_specs(args: DecoderArgs, block_size: int, cache_dtype: str) -> Mapping[int, StateSpec | SharedState]:
+    def state_specs(args: DecoderArgs, block_size: int, cache_dtype: str, dtype: str) -> Mapping[int, StateSpec | SharedState]:
         """layer id -> what it remembers. Needs no weights."""
         return attention_states(args, block_size, cache_dtype)

@@ -13,11 +13,15 @@ from canter.layers.build import Build
 
 @dataclass(frozen=True, slots=True)
 class NormArgs:
-    """`plus_one`: scale by 1 + weight. `cast_first`: round to the activations' type before that scaling, not after it."""
+    """`plus_one`: scale by 1 + weight. `cast_first`: round to the activations' type before that scaling, not after it.
+
+    `weighted` False: no scaling; the norm has no parameter.
+    """
 
     eps: float
     plus_one: bool = False
     cast_first: bool = True
+    weighted: bool = True
 
 
 class RMSNorm:
@@ -25,8 +29,8 @@ class RMSNorm:
 
     __slots__ = ("_add_rms_norm", "_args", "_rms_norm", "weight")
 
-    def __init__(self, build: Build, size: int, args: NormArgs, weights: bool = True) -> None:
-        self.weight = build.parameter("weight", (size,)) if weights else torch.ones(size, dtype=build.dtype, device=build.device)
+    def __init__(self, build: Build, size: int, args: NormArgs) -> None:
+        self.weight = build.parameter("weight", (size,)) if args.weighted else torch.ones(size, dtype=build.dtype, device=build.device)
         self._args = (args.eps, args.plus_one, args.cast_first)
         self._rms_norm: Callable[..., Tensor] = build.op("rms_norm", weight_dtype=self.weight.dtype)
         self._add_rms_norm: Callable[..., tuple[Tensor, Tensor]] = build.op("add_rms_norm", weight_dtype=self.weight.dtype)

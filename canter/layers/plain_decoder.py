@@ -115,6 +115,6 @@ class PlainDecoder:
         return self._head(hidden)
 
     @staticmethod
-    def state_specs(args: PlainDecoderArgs, block_size: int, cache_dtype: str) -> Mapping[int, StateSpec | SharedState]:
+    def state_specs(args: PlainDecoderArgs, block_size: int, cache_dtype: str, dtype: str) -> Mapping[int, StateSpec | SharedState]:
         """layer id -> what it remembers. Needs no weights."""
         return {layer_id: attention.state_spec(block_size, cache_dtype) for layer_id, attention in enumerate(args.attention)}

@@ -49,6 +49,9 @@ class Model(Protocol):
         ...
 
     @staticmethod
-    def state_specs(args: Any, block_size: int, cache_dtype: str) -> Mapping[int, StateSpec | SharedState]:
-        """layer id -> what it remembers. Needs no weights. A layer with memories of two kinds has an id for each."""
+    def state_specs(args: Any, block_size: int, cache_dtype: str, dtype: str) -> Mapping[int, StateSpec | SharedState]:
+        """layer id -> what it remembers. Needs no weights. A layer with memories of two kinds has an id for each.
+
+        `cache_dtype` is the type of keys and values, `dtype` that of the activations.
+        """
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from torch import Tensor
@@ -81,7 +81,7 @@ def _attention(text: Mapping[str, Any], types: list[str], norm: NormArgs) -> tup
             qkv_bias=bias,
             output_bias=bias,
             qk_norm=norm,
-            v_norm=norm,
+            v_norm=replace(norm, weighted=False),
             shares=shares,
         )
         for kind, shares in zip(types, gemma_common.shared_layers(text, types, 15), strict=True)
@@ -209,7 +209,7 @@ class Gemma3nForCausalLM:
         return self._head(hidden)
 
     @staticmethod
-    def state_specs(args: Gemma3nArgs, block_size: int, cache_dtype: str) -> Mapping[int, StateSpec | SharedState]:
+    def state_specs(args: Gemma3nArgs, block_size: int, cache_dtype: str, dtype: str) -> Mapping[int, StateSpec | SharedState]:
         """layer id -> what it remembers. Needs no weights."""
         return attention_states(args, block_size, cache_dtype)
 

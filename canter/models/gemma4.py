@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -85,7 +85,7 @@ def _attention(text: Mapping[str, Any], layer: int, kind: str, shares: int | Non
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=norm,
-        v_norm=norm,
+        v_norm=replace(norm, weighted=False),
         values_are_keys=values_are_keys,
         shares=shares,
     )
@@ -167,7 +167,7 @@ class Gemma4ForCausalLM:
         return self._head(hidden)
 
     @staticmethod
-    def state_specs(args: Gemma4Args, block_size: int, cache_dtype: str) -> Mapping[int, StateSpec | SharedState]:
+    def state_specs(args: Gemma4Args, block_size: int, cache_dtype: str, dtype: str) -> Mapping[int, StateSpec | SharedState]:
         """layer id -> what it remembers. Needs no weights."""
         return attention_states(args, block_size, cache_dtype)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from canter.core.errors import CheckpointError
+from canter.core.errors import CheckpointError, UnsupportedModelError
 from canter.layers.attention import AttentionArgs
 from canter.layers.norm import NormArgs
 from canter.layers.rope import read_rope
@@ -42,6 +42,48 @@ def flag(hf: Mapping[str, Any], key: str, default: bool = False) -> bool:
     if not isinstance(value, bool):
         raise CheckpointError(f"Config key {key!r}: expected true or false, found {value!r:.80}.")
     return value
+
+
+def factor(hf: Mapping[str, Any], key: str) -> float:
+    """A number that multiplies something: 1 where it is missing or null."""
+    return number(hf, key, 1.0)
+
+
+def positive(hf: Mapping[str, Any], key: str) -> float:
+    """A number above 0 that divides something: 1 where it is missing or null."""
+    value = factor(hf, key)
+    if value == 0:
+        raise CheckpointError(f"Config key {key!r}: expected a number above 0, found {value}.")
+    return value
+
+
+def limits(hf: Mapping[str, Any], key: str) -> tuple[float, float]:
+    """(least, most), by default 0 and infinity, which JSON may spell as a text, as a huge number, or as a name of its own."""
+    values = hf.get(key)
+    if values is None:
+        return 0.0, float("inf")
+    try:
+        least, most = (float(value["__float__"]) if isinstance(value, Mapping) else float(value) for value in values)
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(f"Config key {key!r}: expected two numbers, found {values!r:.80}.") from None
+    return least, most
+
+
+def kinds(hf: Mapping[str, Any], key: str, num_layers: int, known: Mapping[str, str], default: list[str]) -> list[str]:
+    """The kind of each layer, under names of our own: `known` has those that configs use. The default where the config has none."""
+    values = hf.get(key)
+    if values is None:
+        return default
+    if not isinstance(values, (list, tuple)) or len(values) < num_layers or any(value not in known for value in values):
+        raise CheckpointError(f"Config key {key!r}: expected {num_layers} of {', '.join(map(repr, known))}, found {values!r:.120}.")
+    return [known[value] for value in values[:num_layers]]
+
+
+def expect_activation(hf: Mapping[str, Any], key: str, *names: str) -> None:
+    """Raise `UnsupportedModelError` for an activation that a layer doesn't have. A missing key is the family's own, which it has."""
+    value = hf.get(key)
+    if value is not None and value not in names:
+        raise UnsupportedModelError(f"Config key {key!r}: {value!r:.80} is not supported, only {' or '.join(map(repr, names))} is.")
 
 
 def layer_types(hf: Mapping[str, Any], num_layers: int, default: list[str]) -> list[str]:

@@ -35,7 +35,7 @@ class Llama4Args(DecoderArgs):
         head_dim = hf_config.positive_int(text, "head_dim", hidden_size // num_heads)
         bias = hf_config.flag(text, "attention_bias")
         rope = replace(read_rope(text, head_dim, default_theta=500000.0), interleaved=True)
-        qk_norm = replace(norm, cast_first=False) if hf_config.flag(text, "use_qk_norm", True) else None
+        qk_norm = replace(norm, cast_first=False, weighted=False) if hf_config.flag(text, "use_qk_norm", True) else None
         local = AttentionArgs(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
@@ -45,7 +45,6 @@ class Llama4Args(DecoderArgs):
             qkv_bias=bias,
             output_bias=bias,
             qk_norm=qk_norm,
-            qk_norm_weights=False,
             norms_rotated=True,
         )
         growth = None

@@ -40,7 +40,7 @@ class LoadedModel:
 
     def state_specs(self, block_size: int) -> Mapping[int, StateSpec | SharedState]:
         """layer id -> what it remembers, in blocks of `block_size` tokens."""
-        return self.model.state_specs(self.args, block_size, self.cache_dtype)
+        return self.model.state_specs(self.args, block_size, self.cache_dtype, self.dtype)
 
 
 def load_model(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from torch import Tensor
+
 from canter.models.weights import Rule
 
 LAYER = "model.layers.{i}"
@@ -59,3 +63,82 @@ MULTIMODAL_RENAMES = (
 """The text part of a model that sees images too, in older and newer checkpoints."""
 VISION = ("*vision_tower.*", "*vision_model.*", "*multi_modal_projector.*")
 """What such a model sees with."""
+
+
+def negative_exponential(x: Tensor) -> Tensor:
+    """What `A_log` stands for: how fast a state decays."""
+    return -x.exp()
+
+
+def transposed_decay(x: Tensor) -> Tensor:
+    """`A_log` [I, N] as [N, I]: channels lie side by side."""
+    return negative_exponential(x).t().contiguous()
+
+
+def taps_first(x: Tensor) -> Tensor:
+    """The weights of a depthwise convolution, [C, 1, K], as [K, C]."""
+    return x.squeeze(1).t().contiguous()
+
+
+def moved(rules: Iterable[tuple[str, str]], source: str, target: str) -> tuple[Rule, ...]:
+    """Rules for tensors of a place `source` in the checkpoint and a place `target` in the model."""
+    return tuple(Rule(f"{source}.{name}", f"{target}.{own}") for name, own in rules)
+
+
+def mamba2(source: str, target: str) -> tuple[Rule, ...]:
+    """A Mamba-2 mixer."""
+    same = (
+        ("in_proj.weight", "input.weight"),
+        ("in_proj.bias", "input.bias"),
+        ("conv1d.bias", "conv.bias"),
+        ("dt_bias", "step_bias"),
+        ("D", "d"),
+        ("norm.weight", "norm.weight"),
+        ("out_proj.weight", "output.weight"),
+        ("out_proj.bias", "output.bias"),
+    )
+    return (
+        *moved(same, source, target),
+        Rule(f"{source}.conv1d.weight", f"{target}.conv.weight", transform=taps_first),
+        Rule(f"{source}.A_log", f"{target}.a", transform=negative_exponential),
+    )
+
+
+def mamba1(source: str, target: str) -> tuple[Rule, ...]:
+    """A Mamba mixer; norms as Jamba names them."""
+    same = (
+        ("in_proj.weight", "input.weight"),
+        ("in_proj.bias", "input.bias"),
+        ("conv1d.bias", "conv.bias"),
+        ("x_proj.weight", "select.weight"),
+        ("dt_proj.weight", "step.weight"),
+        ("dt_proj.bias", "step_bias"),
+        ("dt_layernorm.weight", "step_norm.weight"),
+        ("b_layernorm.weight", "b_norm.weight"),
+        ("c_layernorm.weight", "c_norm.weight"),
+        ("D", "d"),
+        ("out_proj.weight", "output.weight"),
+        ("out_proj.bias", "output.bias"),
+    )
+    return (
+        *moved(same, source, target),
+        Rule(f"{source}.conv1d.weight", f"{target}.conv.weight", transform=taps_first),
+        Rule(f"{source}.A_log", f"{target}.a", transform=transposed_decay),
+    )
+
+
+def attention(source: str, target: str = "layers.{i}.attention", output: str = "o_proj") -> tuple[Rule, ...]:
+    """Self-attention with separate projections."""
+    qkv = (Rule(f"{source}.{p}_proj.{kind}", f"{target}.qkv.{kind}", p) for p in ("q", "k", "v") for kind in ("weight", "bias"))
+    return (*qkv, *(Rule(f"{source}.{output}.{kind}", f"{target}.output.{kind}") for kind in ("weight", "bias")))
+
+
+def gated_mlp(
+    source: str, target: str = "layers.{i}.mlp", gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
+) -> tuple[Rule, ...]:
+    """A gated feed-forward with separate projections."""
+    kinds = ("weight", "bias")
+    pair = (
+        Rule(f"{source}.{name}.{kind}", f"{target}.gate_up.{kind}", part) for name, part in ((gate, "gate"), (up, "up")) for kind in kinds
+    )
+    return (*pair, *(Rule(f"{source}.{down}.{kind}", f"{target}.down.{kind}") for kind in kinds))

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _FULL = (StateKind.FULL,)
 _WINDOWED = (StateKind.FULL, StateKind.SLIDING_WINDOW)
+_RECURRENT = (StateKind.RECURRENT,)
+_HYBRID = (StateKind.FULL, StateKind.RECURRENT)
 _CHUNKED = (StateKind.FULL, StateKind.CHUNKED_LOCAL)
 _EXPERTS = "experts: not built yet"
 _MPT = "clip_qkv, qk_ln, prefix_lm, rope: not built"
@@ -115,6 +117,41 @@ _ROWS = (
         f"{_EXPERTS}; images: text only so far",
     ),
     RegistryRow("Phi3ForCausalLM", "Phi-3, Phi-3.5, Phi-4", "canter.models.phi3", "Phi3ForCausalLM", _WINDOWED),
+    RegistryRow("MambaForCausalLM", "Mamba", "canter.models.mamba", "MambaForCausalLM", _RECURRENT),
+    RegistryRow("FalconMambaForCausalLM", "Falcon Mamba", "canter.models.mamba", "FalconMambaForCausalLM", _RECURRENT),
+    RegistryRow("Mamba2ForCausalLM", "Mamba-2, Codestral Mamba", "canter.models.mamba", "Mamba2ForCausalLM", _RECURRENT),
+    RegistryRow("Lfm2ForCausalLM", "LFM2", "canter.models.lfm2", "Lfm2ForCausalLM", _HYBRID),
+    RegistryRow("BambaForCausalLM", "Bamba", "canter.models.bamba", "BambaForCausalLM", _HYBRID),
+    RegistryRow(
+        "GraniteMoeHybridForCausalLM",
+        "Granite 4 hybrid",
+        "canter.models.bamba",
+        "GraniteMoeHybridForCausalLM",
+        _HYBRID,
+        _EXPERTS,
+    ),
+    RegistryRow("FalconH1ForCausalLM", "Falcon-H1", "canter.models.bamba", "FalconH1ForCausalLM", _HYBRID),
+    RegistryRow("NemotronHForCausalLM", "Nemotron-H", "canter.models.nemotron_h", "NemotronHForCausalLM", _HYBRID, _EXPERTS),
+    RegistryRow("Qwen3NextForCausalLM", "Qwen3-Next", "canter.models.qwen_hybrid", "Qwen3NextForCausalLM", _HYBRID, _EXPERTS),
+    RegistryRow("Qwen3_5ForCausalLM", "Qwen3.5", "canter.models.qwen_hybrid", "Qwen35ForCausalLM", _HYBRID),
+    RegistryRow(
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3.5 (text only)",
+        "canter.models.qwen_hybrid",
+        "Qwen35ForConditionalGeneration",
+        _HYBRID,
+        "images: text only so far",
+    ),
+    RegistryRow("JambaForCausalLM", "Jamba", "canter.models.jamba", "JambaForCausalLM", _HYBRID, _EXPERTS),
+    RegistryRow("MiniMaxForCausalLM", "MiniMax-Text-01", "canter.models.minimax", "MiniMaxForCausalLM", _HYBRID, _EXPERTS),
+    RegistryRow(
+        "KimiLinearForCausalLM",
+        "Kimi-Linear",
+        "canter.models.kimi_linear",
+        "KimiLinearForCausalLM",
+        _RECURRENT,
+        f"{_EXPERTS}; layers of latent attention",
+    ),
 )
 
 

@@ -400,6 +400,290 @@ BY_REFERENCE = [family for family in ATTENTION if family.name.startswith(("llama
 company, and is no part of a program."""
 
 
+MAMBA2 = {
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 4,
+}
+DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_conv_kernel_dim": 4,
+}
+_MIXED = {key: value for key, value in LLAMA.items() if key != "head_dim"}
+
+HYBRIDS = [
+    Family(
+        "mamba2",
+        "Mamba2Config",
+        "Mamba2ForCausalLM",
+        {
+            "vocab_size": 131,
+            "hidden_size": 48,
+            "num_hidden_layers": 3,
+            "num_heads": 6,
+            "head_dim": 16,
+            "n_groups": 2,
+            "state_size": 8,
+            "conv_kernel": 4,
+            "chunk_size": 4,
+            "layer_norm_epsilon": 1e-3,
+            "time_step_limit": [0.2, 0.9],
+            "use_bias": True,
+        },
+    ),
+    Family(
+        "mamba",
+        "MambaConfig",
+        "MambaForCausalLM",
+        {
+            "vocab_size": 131,
+            "hidden_size": 48,
+            "num_hidden_layers": 3,
+            "state_size": 7,
+            "time_step_rank": 5,
+            "conv_kernel": 3,
+            "layer_norm_epsilon": 1e-3,
+            "use_bias": True,
+        },
+    ),
+    Family(
+        "falcon-mamba",
+        "FalconMambaConfig",
+        "FalconMambaForCausalLM",
+        {
+            "vocab_size": 131,
+            "hidden_size": 48,
+            "num_hidden_layers": 3,
+            "state_size": 7,
+            "time_step_rank": 5,
+            "mixer_rms_eps": 1e-2,
+            "tie_word_embeddings": False,
+        },
+    ),
+    Family(
+        "lfm2",
+        "Lfm2Config",
+        "Lfm2ForCausalLM",
+        _MIXED
+        | {
+            "num_hidden_layers": 4,
+            "norm_eps": 1e-3,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "conv_bias": True,
+            "conv_L_cache": 3,
+            "block_multiple_of": 5,
+            "block_ffn_dim_multiplier": 1.3,
+            "rope_parameters": _rope("default"),
+        },
+    ),
+    Family(
+        "bamba",
+        "BambaConfig",
+        "BambaForCausalLM",
+        _MIXED | MAMBA2 | {"attn_layer_indices": [1], "mamba_proj_bias": True, "rope_parameters": _rope("default")},
+    ),
+    Family(
+        "granite-hybrid",
+        "GraniteMoeHybridConfig",
+        "GraniteMoeHybridForCausalLM",
+        _MIXED
+        | MAMBA2
+        | {
+            "num_local_experts": 0,
+            "shared_intermediate_size": 72,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 1.7,
+            "residual_multiplier": 0.6,
+            "attention_multiplier": 0.4,
+            "tie_word_embeddings": True,
+        },
+    ),
+    Family(
+        "granite-hybrid-rope",
+        "GraniteMoeHybridConfig",
+        "GraniteMoeHybridForCausalLM",
+        _MIXED
+        | MAMBA2
+        | {
+            "num_local_experts": 0,
+            "shared_intermediate_size": 72,
+            "layer_types": ["full_attention", "linear_attention", "full_attention"],
+            "position_embedding_type": "rope",
+            "rope_parameters": _rope("default"),
+            "tie_word_embeddings": False,
+        },
+    ),
+    Family(
+        "falcon-h1",
+        "FalconH1Config",
+        "FalconH1ForCausalLM",
+        LLAMA
+        | MAMBA2
+        | {
+            "mamba_d_ssm": 60,
+            "mamba_d_head": 10,
+            "lm_head_multiplier": 0.7,
+            "embedding_multiplier": 2.5,
+            "mlp_multipliers": [0.8, 1.3],
+            "key_multiplier": 0.6,
+            "attention_out_multiplier": 0.9,
+            "attention_in_multiplier": 1.4,
+            "ssm_multipliers": [0.7, 1.2, 0.6, 1.5, 0.9],
+            "ssm_in_multiplier": 1.1,
+            "ssm_out_multiplier": 0.8,
+            "rope_parameters": _rope("default"),
+        },
+    ),
+    Family(
+        "falcon-h1-norm",
+        "FalconH1Config",
+        "FalconH1ForCausalLM",
+        LLAMA
+        | MAMBA2
+        | {
+            "mamba_d_ssm": 60,
+            "mamba_d_head": 10,
+            "mamba_rms_norm": True,
+            "projectors_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": _rope("default"),
+            "tie_word_embeddings": True,
+        },
+    ),
+    Family(
+        "nemotron-h",
+        "NemotronHConfig",
+        "NemotronHForCausalLM",
+        LLAMA
+        | {
+            "num_hidden_layers": 5,
+            "hybrid_override_pattern": "M*-M-",
+            "layer_norm_epsilon": 1e-3,
+            "mamba_num_heads": 6,
+            "mamba_head_dim": 10,
+            "ssm_state_size": 8,
+            "n_groups": 2,
+            "chunk_size": 4,
+            "time_step_min": 1e-12,
+            "attention_bias": True,
+        },
+    ),
+    Family(
+        "qwen3-next",
+        "Qwen3NextConfig",
+        "Qwen3NextForCausalLM",
+        LLAMA
+        | DELTA
+        | {
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "num_experts": 0,
+            "attention_bias": True,
+            "rope_parameters": _rope("default", partial_rotary_factor=0.25),
+            "tie_word_embeddings": True,
+        },
+    ),
+    Family(
+        "qwen3.5",
+        "Qwen3_5TextConfig",
+        "Qwen3_5ForCausalLM",
+        LLAMA
+        | DELTA
+        | {
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+            "rope_parameters": _rope("default", partial_rotary_factor=0.5, mrope_section=[2, 1, 1]),
+        },
+    ),
+    Family(
+        "qwen3.5-multimodal",
+        "Qwen3_5Config",
+        "Qwen3_5ForConditionalGeneration",
+        {
+            "text_config": LLAMA
+            | DELTA
+            | {
+                "head_dim": 16,
+                "num_hidden_layers": 4,
+                "rope_parameters": _rope("default", partial_rotary_factor=0.5, mrope_section=[2, 1, 1]),
+            },
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 24,
+                "num_heads": 2,
+                "patch_size": 4,
+                "out_hidden_size": 48,
+                "num_position_embeddings": 16,
+            },
+            "image_token_id": 130,
+            "video_token_id": 129,
+            "vision_start_token_id": 128,
+            "vision_end_token_id": 127,
+            "tie_word_embeddings": False,
+        },
+    ),
+    Family(
+        "jamba",
+        "JambaConfig",
+        "JambaForCausalLM",
+        _MIXED
+        | {
+            "num_experts": 1,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "mamba_d_state": 7,
+            "mamba_d_conv": 3,
+            "mamba_dt_rank": 5,
+            "mamba_proj_bias": True,
+        },
+    ),
+    Family(
+        "minimax",
+        "MiniMaxConfig",
+        "MiniMaxForCausalLM",
+        LLAMA
+        | {
+            "num_local_experts": 1,
+            "num_experts_per_tok": 1,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "block_size": 6,
+            "full_attn_alpha_factor": 0.8,
+            "full_attn_beta_factor": 1.2,
+            "linear_attn_alpha_factor": 1.3,
+            "linear_attn_beta_factor": 0.7,
+            "mlp_alpha_factor": 0.9,
+            "mlp_beta_factor": 1.4,
+            "rope_parameters": _rope("default"),
+        },
+    ),
+    Family(
+        "kimi-linear",
+        "KimiLinearConfig",
+        "KimiLinearForCausalLM",
+        _MIXED
+        | {
+            "linear_head_dim": 12,
+            "linear_num_heads": 3,
+            "linear_conv_kernel_dim": 3,
+            "layer_types": ["linear_attention"] * 3,
+            "mlp_layer_types": ["dense"] * 3,
+        },
+    ),
+]
+FAMILIES += HYBRIDS
+
+
 def token_ids() -> Tensor:
     """[NUM_SEQUENCES, NUM_TOKENS] ids that no config gives a meaning to."""
     return torch.randint(3, 128, (NUM_SEQUENCES, NUM_TOKENS), generator=torch.Generator().manual_seed(5))
@@ -450,6 +734,8 @@ def _randomise(model: torch.nn.Module) -> None:
                 parameter.copy_(noise * 0.2)
             elif parameter.dim() == 2:
                 parameter.copy_(noise * 1.5 * parameter.shape[1] ** -0.5)
+            elif "conv" in name:
+                parameter.copy_(noise * 0.6)
         for name, buffer in model.named_buffers():
             if "layer_scalar" in name:
                 buffer.copy_(0.2 * torch.randn(buffer.shape) + 0.8)

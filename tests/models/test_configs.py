@@ -10,10 +10,10 @@ import pytest
 from canter.core.errors import CheckpointError, UnsupportedModelError
 from canter.core.state_specs import SharedState, StateKind
 from canter.models.registry import get_model_class
-from tests.models.families import ATTENTION, FAMILIES, LLAMA, Family, build_oracle
+from tests.models.families import ATTENTION, FAMILIES, HYBRIDS, LLAMA, Family, build_oracle
 
 BY_NAME = {family.name: family for family in FAMILIES}
-PLAIN = [family for family in FAMILIES if family not in ATTENTION]
+PLAIN = [family for family in FAMILIES if family not in ATTENTION + HYBRIDS]
 _TOP_LEVEL = ("rope_theta", "partial_rotary_factor")
 
 
@@ -52,7 +52,7 @@ def test_old_and_new_spelling_give_the_same_args(family: Family) -> None:
 def test_state_specs_follow_the_layers(family: Family) -> None:
     model_class = get_model_class(family.architecture)
     args = model_class.Args.from_hf(saved_config(family))
-    specs = model_class.state_specs(args, 16, "bfloat16")
+    specs = model_class.state_specs(args, 16, "bfloat16", "float32")
     assert list(specs) == list(range(args.num_layers))
     config = build_oracle(family).config.get_text_config()
     types = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
@@ -66,7 +66,7 @@ def test_state_specs_follow_the_layers(family: Family) -> None:
 def specs_of(name: str) -> list[Any]:
     """(kind, window, key heads, head size) of each layer, or the layer whose memory it reads."""
     model_class = get_model_class(BY_NAME[name].architecture)
-    specs = model_class.state_specs(model_class.Args.from_hf(saved_config(BY_NAME[name])), 16, "float32")
+    specs = model_class.state_specs(model_class.Args.from_hf(saved_config(BY_NAME[name])), 16, "float32", "float32")
     found: list[Any] = []
     for spec in specs.values():
         is_shared = isinstance(spec, SharedState)
@@ -204,3 +204,119 @@ def test_refusals_name_the_key(architecture: str, change: dict[str, Any], error:
     with pytest.raises(error) as caught:
         get_model_class(architecture).Args.from_hf(LLAMA | change)
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+HYBRID_STATES = {
+    "mamba2": "RRR",
+    "mamba": "RRR",
+    "falcon-mamba": "RRR",
+    "lfm2": "RARR",
+    "bamba": "RAR",
+    "granite-hybrid": "RAR",
+    "granite-hybrid-rope": "ARA",
+    "falcon-h1": "RARARA",
+    "falcon-h1-norm": "RARARA",
+    "nemotron-h": "RAR",
+    "qwen3-next": "RRRA",
+    "qwen3.5": "RARA",
+    "qwen3.5-multimodal": "RRRA",
+    "jamba": "RAR",
+    "minimax": "RAR",
+    "kimi-linear": "RRR",
+}
+
+
+@pytest.mark.parametrize("family", HYBRIDS, ids=lambda f: f.name)
+def test_a_hybrid_has_a_memory_for_each_mixer_that_needs_one(family: Family) -> None:
+    model_class = get_model_class(family.architecture)
+    specs = model_class.state_specs(model_class.Args.from_hf(saved_config(family)), 16, "int8_per_token_head", "bfloat16")
+    kinds = {StateKind.RECURRENT: "R", StateKind.FULL: "A"}
+    assert list(specs) == list(range(len(specs)))
+    assert "".join(kinds[spec.kind] for spec in specs.values()) == HYBRID_STATES[family.name]
+    for spec in specs.values():
+        types = {field.name: field.dtype for field in spec.fields}
+        if spec.kind is StateKind.RECURRENT:
+            assert (
+                set(types) <= {"conv", "state"}
+                and types.get("conv", "bfloat16") == "bfloat16"
+                and types.get("state", "float32") == "float32"
+            )
+        else:
+            assert types["k"] == types["v"] == "int8"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("granite-hybrid", {"num_local_experts": 4}, ["num_local_experts", "4"]),
+        ("granite-hybrid", {"position_embedding_type": "alibi"}, ["position_embedding_type", "alibi"]),
+        ("nemotron-h", {"layers_block_type": ["linear_attention", "moe"]}, ["experts"]),
+        ("nemotron-h", {"layers_block_type": None, "layer_types": None, "hybrid_override_pattern": "ME"}, ["experts"]),
+        ("nemotron-h", {"mlp_hidden_act": "silu"}, ["mlp_hidden_act", "silu"]),
+        ("qwen3-next", {"num_experts": 4}, ["num_experts"]),
+        ("jamba", {"num_experts": 4}, ["num_experts", "4"]),
+        ("minimax", {"num_local_experts": 4}, ["num_local_experts", "4"]),
+        ("kimi-linear", {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}, ["attention", "layer 1"]),
+        ("kimi-linear", {"mlp_layer_types": ["dense", "dense", "sparse"]}, ["Experts", "layer 2"]),
+        ("mamba2", {"hidden_act": "relu"}, ["hidden_act", "relu"]),
+    ],
+)
+def test_what_hybrids_cannot_do_yet_is_refused(name: str, change: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        get_model_class(BY_NAME[name].architecture).Args.from_hf(saved_config(BY_NAME[name]) | change)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("mamba2", {"num_heads": 5}, ["num_heads", "5"]),
+        ("mamba2", {"time_step_limit": [1]}, ["time_step_limit"]),
+        ("lfm2", {"layer_types": ["conv"]}, ["layer_types", "4"]),
+        ("lfm2", {"layer_types": None, "full_attn_idxs": 3}, ["full_attn_idxs", "3"]),
+        ("bamba", {"attn_layer_indices": "1"}, ["attn_layer_indices"]),
+        ("bamba", {"mamba_d_head": 7}, ["mamba_d_head", "7"]),
+        ("granite-hybrid", {"logits_scaling": 0}, ["logits_scaling"]),
+        ("falcon-h1", {"ssm_multipliers": [1.0]}, ["ssm_multipliers", "5"]),
+        ("nemotron-h", {"layers_block_type": None, "layer_types": None, "hybrid_override_pattern": "MX"}, ["hybrid_override_pattern"]),
+        ("qwen3-next", {"linear_num_value_heads": 3}, ["linear_num_value_heads", "3"]),
+    ],
+)
+def test_malformed_hybrid_configs_are_refused_by_key(name: str, change: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        get_model_class(BY_NAME[name].architecture).Args.from_hf(saved_config(BY_NAME[name]) | change)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_original_hybrid_configs() -> None:
+    """Keys as published checkpoints have them, before transformers renamed them."""
+    lfm2 = {
+        "hidden_size": 1024,
+        "num_hidden_layers": 3,
+        "full_attn_idxs": [2],
+        "block_ff_dim": 6656,
+        "block_auto_adjust_ff_dim": True,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 256,
+        "tie_embedding": True,
+        "rope_theta": 1000000.0,
+        "num_attention_heads": 16,
+    }
+    args = get_model_class("Lfm2ForCausalLM").Args.from_hf(lfm2)
+    assert [branches[0].name for branches in args.layers] == ["conv", "conv", "attention"]
+    assert args.layers[0][1].mixer.intermediate_size == 4608 and args.tied_output
+    nemotron = {"hidden_size": 64, "hybrid_override_pattern": "M-M*-", "num_hidden_layers": 5, "rms_norm_eps": 1e-5}
+    args = get_model_class("NemotronHForCausalLM").Args.from_hf(nemotron)
+    assert [branches[0].name for branches in args.layers] == ["mamba", "mlp", "mamba", "attention", "mlp"]
+    kimi = {"num_hidden_layers": 1, "linear_attn_config": {"num_heads": 3, "head_dim": 8, "kda_layers": [1], "full_attn_layers": []}}
+    (layer,) = get_model_class("KimiLinearForCausalLM").Args.from_hf(kimi).layers
+    assert (layer[0].mixer.key_heads, layer[0].mixer.gate_rank, layer[0].mixer.taps) == (3, 8, 4)
+    mamba2 = {
+        "vocab_size": 10,
+        "hidden_size": 64,
+        "num_heads": 2,
+        "num_hidden_layers": 1,
+        "time_step_limit": [0.0, {"__float__": "Infinity"}],
+    }
+    (layer,) = get_model_class("Mamba2ForCausalLM").Args.from_hf(mamba2).layers
+    assert layer[0].mixer.step_limits == (0.0, float("inf"))

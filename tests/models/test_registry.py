@@ -47,7 +47,7 @@ def test_rows_say_which_kinds_of_memory_families_have() -> None:
         config = getattr(transformers, family.config_class)(**json.loads(json.dumps(dict(family.settings)))).to_dict()
         config = {family.nested: config} if family.nested else config
         model_class = get_model_class(family.architecture)
-        specs = model_class.state_specs(model_class.Args.from_hf(config), 16, "float32")
+        specs = model_class.state_specs(model_class.Args.from_hf(config), 16, "float32", "float32")
         kinds = {spec.kind for spec in specs.values() if isinstance(spec, StateSpec)}
         seen.setdefault(family.architecture, set()).update(kinds)
     told = {row.architecture: set(row.memory) for row in list_models()}

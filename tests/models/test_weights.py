@@ -105,6 +105,74 @@ def test_renamed_and_tied_tensors() -> None:
     assert "head" not in build.parameters
 
 
+def grouped_source() -> tuple[Build, Tensor, WeightMap]:
+    """Two groups, each of which has one row of a, two of b and one of c; a and b are stored group by group."""
+    build = Build("cpu", torch.float32, 16)
+    build.matrix("fused", (8, 32), {"a": 2, "b": 4, "c": 2}, groups=2)
+    rules = (Rule("ab", "fused", parts=("a", "b"), grouped=True), Rule("c", "fused", "c"))
+    return build, values(6, 32), WeightMap(rules)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_parts_stored_group_by_group(int8: bool) -> None:
+    build, ab, weights = grouped_source()
+    c = values(2, 32)
+    plan = LoadPlan(build, weights, 1, MemorySource(stored("ab", ab), stored("c", c)), LoadOptions(int8=int8))
+    done: list[tuple[int, int]] = []
+    plan.load(lambda *progress: done.append(progress))
+    expected = torch.cat((ab[[0, 3]], ab[[1, 2, 4, 5]], c))
+    value = build.parameters["fused"].value
+    found = value if isinstance(value, Tensor) else value.unpack()
+    torch.testing.assert_close(found, expected, atol=0.02 if int8 else 0, rtol=0)
+    assert done[-1] == (ab.nbytes + c.nbytes,) * 2 and max(count for count, _ in done) == ab.nbytes + c.nbytes
+
+
+def test_parts_one_after_the_other_and_a_bias_group_by_group() -> None:
+    build = Build("cpu", torch.float32, 16)
+    build.parameter("bias", (6,), {"a": 2, "b": 4}, groups=2)
+    build.parameter("plain", (6,), {"a": 2, "b": 4}, groups=2)
+    rules = (Rule("bias", "bias", parts=("a", "b"), grouped=True), Rule("plain", "plain", parts=("a", "b")))
+    tensors = stored("bias", torch.arange(6.0)), stored("plain", torch.arange(6.0))
+    LoadPlan(build, WeightMap(rules), 1, MemorySource(*tensors), LoadOptions()).load()
+    assert build.parameters["bias"].tensor.tolist() == [0, 3, 1, 2, 4, 5]
+    assert build.parameters["plain"].tensor.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_transform_is_applied_in_float32_and_parts_may_lie_along_another_dimension() -> None:
+    build = Build("cpu", torch.bfloat16, 16)
+    build.parameter("decay", (3,), dtype=torch.float32)
+    build.parameter("taps", (2, 5), {"q": 2, "k": 3}, dtype=torch.float32, dim=1)
+    rules = (
+        Rule("log", "decay", transform=lambda x: -x.exp()),
+        *(Rule(f"{part}.taps", "taps", part, transform=lambda x: x.squeeze(1).t()) for part in ("q", "k")),
+    )
+    log, q, k = values(3), values(2, 1, 2), values(3, 1, 2)
+    tensors = [stored("log", log), stored("q.taps", q), stored("k.taps", k)]
+    plan = LoadPlan(build, WeightMap(rules), 1, MemorySource(*tensors), LoadOptions())
+    plan.load()
+    assert torch.equal(build.parameters["decay"].tensor, -log.exp())
+    assert torch.equal(build.parameters["taps"].tensor, torch.cat((q, k)).squeeze(1).t())
+    assert plan.bytes_by_format == {"float32": (3 + 10) * 4}
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 2), (2, 2, 2), (2,)])
+def test_a_tensor_that_a_transform_does_not_fit(shape: tuple[int, ...]) -> None:
+    build = Build("cpu", torch.float32, 16)
+    build.parameter("taps", (2, 2))
+    weights = WeightMap((Rule("taps", "taps", transform=lambda x: x.squeeze(1).t()),))
+    with pytest.raises(CheckpointError, match="'taps'"):
+        LoadPlan(build, weights, 1, MemorySource(stored("taps", values(*shape))), LoadOptions())
+
+
+def test_grouped_parts_of_a_wrong_size_and_missing_ones() -> None:
+    build, ab, weights = grouped_source()
+    c = stored("c", values(2, 32))
+    with pytest.raises(CheckpointError, match=r"'ab'.*expected shape \[6, 32\], found \[5, 32\]"):
+        LoadPlan(build, weights, 1, MemorySource(stored("ab", ab[:5]), c), LoadOptions())
+    with pytest.raises(CheckpointError, match=r"lacks 'ab' of shape \[6, 32\]"):
+        LoadPlan(build, weights, 1, MemorySource(c), LoadOptions())
+
+
 @pytest.mark.parametrize("file_dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_conversion_rounds_as_torch_does(file_dtype: torch.dtype, dtype: torch.dtype) -> None:

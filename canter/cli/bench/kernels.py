@@ -19,6 +19,7 @@ from canter.cli.bench.limits import Machine, kind_of, measure_machine
 from canter.cli.bench.report import Report, add_report_flags, number
 from canter.cli.table import table
 from canter.core.config import DEFAULT_MODEL
+from canter.core.errors import ConfigError
 from canter.kernels import inputs, num_threads, set_num_threads
 from canter.kernels.native import isa, isas, set_isa
 from canter.kernels.native.packed import FORMATS, allocate_part, packed_bytes
@@ -131,7 +132,8 @@ def run(namespace: Namespace) -> int:
     torch.set_num_threads(num_threads())
     config = read_model_config(resolve(namespace.model))
     args = get_model_class(config.architecture).Args.from_hf(config.hf)
-    assert isinstance(args, DecoderArgs)
+    if not isinstance(args, DecoderArgs):
+        raise ConfigError(f"The kernel benchmark knows the shapes of plain decoders only, not those of {config.architecture}.")
     before, best = measure_machine(num_threads()), isa()
     names = isas() if namespace.isa and "all" in namespace.isa else namespace.isa or [best]
     wanted = set(namespace.op or TIMED_OPS)
