@@ -39,5 +39,6 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
 def sparse_relu(x: Tensor, deviations: float) -> Tensor:
     """`max(0, x - cut)` of `x[T, N]`, the cut being a row's mean and so many of its standard deviations."""
     wide = x.float()
-    cut = wide.mean(1, keepdim=True) + wide.std(1, keepdim=True, unbiased=False) * deviations
+    mean = wide.mean(1, keepdim=True)
+    cut = mean + (wide - mean).square().mean(1, keepdim=True).sqrt() * deviations
     return functional.relu(wide - cut).to(x.dtype)
