@@ -9,7 +9,7 @@ instruction (what its implementation registered as `record`) and returns symbols
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -165,13 +165,25 @@ def _dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """One recorded call. `reads` and `writes` are the symbols that it uses; `emit` adds it to a provider's program, given
-    the place of each buffer. `weights`: the matrix that it multiplies by, for those who measure."""
+    the place of each buffer. `weights`: the matrix that it multiplies by, for those who measure. `by_row`: a row of what it
+    writes depends on the same row of what it reads and on nothing else of the run, so that it may be run for some rows at a time."""
 
     op: str
     reads: tuple[Symbol, ...]
     writes: tuple[Symbol, ...]
     emit: Callable[[Any, Callable[[Symbol], Any]], None]
     weights: PackedMatrix | None = None
+    by_row: bool = False
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """What it uses of the arena."""
+        return [symbol.source for symbol in (*self.reads, *self.writes) if isinstance(symbol.source, Buffer)]
+
+    @property
+    def fits_blocks(self) -> bool:
+        """Whether it may be run for some rows at a time: what lies in slots would have to be told so."""
+        return self.by_row and len(self.buffers) == len(self.reads) + len(self.writes)
 
 
 class Recorder:
@@ -217,34 +229,79 @@ class Recorder:
         return int(array.ctypes.data)
 
     def add(
-        self, op: str, reads: Sequence[Symbol], writes: Sequence[Symbol], emit: Callable[..., None], weights: PackedMatrix | None = None
+        self,
+        op: str,
+        reads: Sequence[Symbol],
+        writes: Sequence[Symbol],
+        emit: Callable[..., None],
+        weights: PackedMatrix | None = None,
+        by_row: bool = False,
     ) -> None:
-        self.instructions.append(Instruction(op, tuple(reads), tuple(writes), emit, weights))
+        self.instructions.append(Instruction(op, tuple(reads), tuple(writes), emit, weights, by_row))
 
 
 ALIGNMENT = 64
 
 
-def plan_arena(instructions: Sequence[Instruction], results: Sequence[Symbol]) -> tuple[dict[Buffer, int], int]:
-    """Where each buffer begins and how much all take, in bytes per row.
+@dataclass(frozen=True, slots=True)
+class ArenaPlan:
+    """Where each buffer begins, in bytes per row. `stretches`: (begin, end) of runs of instructions that are done for a block of rows
+    at a time. Buffers that only one of them uses hold the rows of a block, `block_bytes` for each; they count from behind all
+    others, which hold the rows of the run, `row_bytes` for each."""
+
+    starts: dict[Buffer, int]
+    row_bytes: int
+    stretches: list[tuple[int, int]]
+    of_blocks: set[Buffer]
+    block_bytes: int
+
+
+def plan_arena(instructions: Sequence[Instruction], results: Sequence[Symbol]) -> ArenaPlan:
+    """Lay an arena out.
 
     A buffer lives from the instruction that first names it to the last that does, results to the end; two that live at
     once never overlap. Starts are multiples of 64, so that buffers are aligned for any number of rows.
     """
     lives: dict[Buffer, tuple[int, int]] = {}
     for at, instruction in enumerate(instructions):
-        for symbol in (*instruction.reads, *instruction.writes):
-            if isinstance(symbol.source, Buffer):
-                lives[symbol.source] = (lives.get(symbol.source, (at, at))[0], at)
+        for buffer in instruction.buffers:
+            lives[buffer] = (lives.get(buffer, (at, at))[0], at)
     for symbol in results:
         if isinstance(symbol.source, Buffer):
             lives[symbol.source] = (lives[symbol.source][0], len(instructions))
+    stretches = _stretches(instructions)
+    within = {at: stretch for stretch, (begin, end) in enumerate(stretches) for at in range(begin, end)}
+    of_blocks = {buffer for buffer, (first, last) in lives.items() if first in within and within[first] == within.get(last)}
+    # A stretch uses its buffers over and over, one block after the other: those of all rows live as long as it takes.
+    whole = {
+        buffer: (stretches[within[first]][0] if first in within else first, stretches[within[last]][1] - 1 if last in within else last)
+        for buffer, (first, last) in lives.items()
+        if buffer not in of_blocks
+    }
+    starts, row_bytes = _laid_out(whole)
+    inside, block_bytes = _laid_out({buffer: life for buffer, life in lives.items() if buffer in of_blocks})
+    return ArenaPlan(starts | inside, row_bytes, stretches, of_blocks, block_bytes)
+
+
+def _stretches(instructions: Sequence[Instruction]) -> list[tuple[int, int]]:
+    """(begin, end) of each run of at least two instructions that fit blocks."""
+    found, begin = [], 0
+    for at in range(len(instructions) + 1):
+        if at == len(instructions) or not instructions[at].fits_blocks:
+            if at - begin > 1:
+                found.append((begin, at))
+            begin = at + 1
+    return found
+
+
+def _laid_out(lives: Mapping[Buffer, tuple[int, int]]) -> tuple[dict[Buffer, int], int]:
+    """Where each buffer begins, and how much all take. They come in the order of their first instruction."""
     starts: dict[Buffer, int] = {}
     placed: list[tuple[int, int, int, int]] = []  # first byte, end byte, first instruction, last instruction
     total = 0
     for buffer, (first, last) in lives.items():
         size = -(-buffer.row_bytes // ALIGNMENT) * ALIGNMENT
-        placed = [other for other in placed if other[3] >= first]  # buffers come in the order of their first instruction
+        placed = [other for other in placed if other[3] >= first]
         start = 0
         for begin, end, _, _ in sorted(placed):
             if start + size <= begin:

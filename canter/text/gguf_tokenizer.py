@@ -119,7 +119,11 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any], origin: str) -> BuiltToken
 def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
     """Byte-level BPE, and whether prompts begin with BOS when the file does not say."""
     pre = find_pre_tokenizer(vocabulary.metadata.get("tokenizer.ggml.pre") or "default")
-    merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.array("merges", str)]
+    # What is merged is in the vocabulary itself: its strings are shared, as hundreds of thousands of copies would be the most memory
+    # that a server's frontend ever takes.
+    tokens, ids = vocabulary.tokens, vocabulary.ids
+    halves = (merge.split(" ", 1) for merge in vocabulary.array("merges", str))
+    merges = [tuple([tokens[ids[half]] if half in ids else half for half in pair]) for pair in halves]
     try:
         model = models.BPE(vocabulary.ids, merges, ignore_merges=pre.ignore_merges)
     except Exception as error:  # the library raises bare Exception

@@ -35,17 +35,15 @@ constexpr std::int64_t kTilePanels = 16;
 constexpr std::int64_t kRowsBytes = 8 << 20;
 
 // The forms in which rows are wanted.
-enum Form : int { floats, pairs, runs32, runs128, num_forms };
+enum Form : int { floats, pairs, runs, halves, num_forms };
 
 Form form_of(const Weights& w, bool use_pairs) {
     switch (row_family(w.format)) {
-        case RowFamily::runs32: return Form::runs32;
-        case RowFamily::runs128: return Form::runs128;
+        case RowFamily::runs: return Form::runs;
+        case RowFamily::halves: return Form::halves;
         default: return use_pairs && w.format == Format::bf16 ? Form::pairs : Form::floats;
     }
 }
-
-RowFamily family_of(int form) { return form == Form::runs128 ? RowFamily::runs128 : RowFamily::runs32; }
 
 std::int64_t aligned(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -66,7 +64,7 @@ const char* x_row(const MatmulCall& call, std::int64_t row) {
 // Bytes that the rows of a form take once converted; none where x is used as it lies.
 std::int64_t form_bytes(const Job& job, int form) {
     const MatmulCall& c = job.call;
-    if (form >= Form::runs32) return aligned(job.rows * quantized_row_bytes(family_of(form), c.width));
+    if (form >= Form::runs) return aligned(job.rows * quantized_row_bytes(c.width));
     const DType type = form == Form::pairs ? DType::bfloat16 : DType::float32;
     if (job.few) return c.x_type == type ? 0 : aligned(job.rows * c.width * dtype_bytes(type));
     return aligned(job.rows * ((c.width + kChunk - 1) / kChunk) * kChunk * dtype_bytes(type));
@@ -80,8 +78,8 @@ void convert_rows(Job& job, int form, void* place) {
         if (shares == 1) return body(std::int64_t{0}, job.rows);
         parallel_for(shares, [&](std::int64_t i) { body(i * each, std::min((i + 1) * each, job.rows)); });
     };
-    if (form >= Form::runs32) {
-        const QuantizeCall call{x, c.x_type, c.x_stride, c.width, family_of(form), place};
+    if (form >= Form::runs) {
+        const QuantizeCall call{x, c.x_type, c.x_stride, c.width, form == Form::halves ? RowFamily::halves : RowFamily::runs, place};
         job.views[form] = {place, 0, 0, 0};
         return shared([&](std::int64_t begin, std::int64_t end) { quantize_rows(call, begin, end); });
     }
@@ -102,9 +100,9 @@ void run_tile(const Job& job, const Weights& w, Form form, std::int64_t column, 
     const std::int64_t row_end = std::min(row + job.tile_rows, job.rows);
     const std::int64_t panel_end = std::min(panel + job.tile_panels, num_panels(w.outputs));
     const std::int64_t rows = row_end - row, stride = (panel_end - panel) * kPanelOutputs, sums_count = rows * stride;
-    const std::int64_t extra = form >= Form::runs32 ? (quant_scratch_bytes(w.format, w.width, panel_end - panel, rows) + 3) / 4 : 0;
+    const std::int64_t extra = form >= Form::runs ? (quant_scratch_bytes(w.format, w.width, panel_end - panel, rows) + 3) / 4 : 0;
     float* sums = scratch_floats(Scratch::task, static_cast<std::size_t>(sums_count + extra));
-    if (form >= Form::runs32) quant_tile({&w, job.views[form].data, panel, panel_end, row, row_end, sums, stride}, sums + sums_count);
+    if (form >= Form::runs) quant_tile({&w, job.views[form].data, panel, panel_end, row, row_end, sums, stride}, sums + sums_count);
     else job.kernels.tile({&w, job.views[form], form == Form::pairs, job.few, panel, panel_end, row, row_end, sums, stride});
     const std::int64_t first = panel * kPanelOutputs, bias_bytes = dtype_bytes(c.bias_type);
     const void* bias = c.bias ? static_cast<const char*>(c.bias) + (column + first) * bias_bytes : nullptr;

@@ -43,7 +43,7 @@ class Stored:
     @property
     def run(self) -> int:
         """Elements of x that share a scale; 0 where x stays as it is."""
-        return {"f32": 0, "bf16": 0, "i8": 128}.get(self.matrix.parts[0].format, 32)
+        return {"f32": 0, "bf16": 0, "w4": 16}.get(self.matrix.parts[0].format, 32)
 
 
 def rng(seed: int = 0) -> torch.Generator:

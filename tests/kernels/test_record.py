@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from canter import _native
 from canter.kernels import bind
 from canter.kernels.inputs import FORMATS, packed_floats, packed_part
-from canter.kernels.native.program import NativeProgram, new_recorder
+from canter.kernels.native.program import NativeProgram, new_recorder, observed
 from canter.kernels.packed import BlockRows, PackedMatrix
 from canter.kernels.recorder import ALIGNMENT, Buffer, RecordError, Symbol, plan_arena
 
@@ -105,29 +106,79 @@ def test_symbols_know_their_shape() -> None:
         narrow.view(-1, 6)
 
 
-@settings(max_examples=60)
-@given(st.lists(st.tuples(st.integers(1, 300), st.lists(st.integers(0, 8), max_size=3)), min_size=1, max_size=25))
-def test_buffers_that_live_at_once_do_not_overlap(calls: list[tuple[int, list[int]]]) -> None:
+Calls = list[tuple[int, list[int], bool]]
+CALLS = st.lists(st.tuples(st.integers(1, 300), st.lists(st.integers(0, 8), max_size=3), st.booleans()), min_size=1, max_size=25)
+"""Of each call the width of its result, how many results back its arguments were made, and whether it is by row."""
+
+
+@settings(max_examples=100)
+@given(CALLS, st.integers(1, 4), st.integers(1, 9))
+def test_no_buffer_is_written_over_before_its_last_use(calls: Calls, block_rows: int, rows: int) -> None:
+    """Instructions are run as a program runs them, block by block in stretches; each byte of the arena knows whose it is."""
     recorder = new_recorder()
     made: list[Symbol] = []
-    for size, used in calls:
+    for size, used, by_row in calls:
         out = recorder.new(torch.float32, size)
-        recorder.add("op", [made[-1 - back] for back in used if back < len(made)], [out], lambda program, at: None)
+        reads = [made[-1 - back] for back in used if back < len(made)]
+        recorder.add("op", reads, [out], lambda program, at: None, by_row=by_row)
         made.append(out)
-    starts, total = plan_arena(recorder.instructions, [made[-1]])
+    number = {symbol: at for at, symbol in enumerate(made)}
+    plan = plan_arena(recorder.instructions, [made[-1]])
+    owner = np.full(rows * plan.row_bytes + min(rows, block_rows) * plan.block_bytes, -1)
 
-    def life(symbol: Symbol) -> range:
-        named = [i for i, call in enumerate(recorder.instructions) if any(symbol is used for used in (*call.reads, *call.writes))]
-        return range(named[0], len(calls) + 1 if symbol is made[-1] else named[-1] + 1)
+    def rows_of(symbol: Symbol, first: int, count: int) -> np.ndarray:
+        source = symbol.source
+        assert isinstance(source, Buffer) and plan.starts[source] % ALIGNMENT == 0
+        if source in plan.of_blocks:
+            start = rows * plan.row_bytes + plan.starts[source] * count
+        else:
+            start = plan.starts[source] * rows + source.row_bytes * first
+        assert start + source.row_bytes * count <= owner.size
+        return owner[start : start + source.row_bytes * count]
 
-    def place(symbol: Symbol) -> range:
-        assert isinstance(symbol.source, Buffer)
-        return range(starts[symbol.source], starts[symbol.source] + symbol.source.row_bytes)
+    def run(at: int, first: int, count: int) -> None:
+        for symbol in recorder.instructions[at].reads:
+            assert (rows_of(symbol, first, count) == number[symbol]).all()
+        rows_of(made[at], first, count)[:] = at
 
-    def overlap(a: range, b: range) -> bool:
-        return max(a.start, b.start) < min(a.stop, b.stop)
+    next_one = 0
+    for begin, end in [*plan.stretches, (len(calls), len(calls))]:
+        for at in range(next_one, begin):
+            run(at, 0, rows)
+        for first in range(0, rows, block_rows):
+            for at in range(begin, end):
+                assert calls[at][2]
+                run(at, first, min(block_rows, rows - first))
+        next_one = end
+    assert (rows_of(made[-1], 0, rows) == len(made) - 1).all()
 
-    for i, one in enumerate(made):
-        assert place(one).start % ALIGNMENT == 0 and place(one).stop <= total
-        for other in made[:i]:
-            assert not (overlap(life(one), life(other)) and overlap(place(one), place(other)))
+
+@pytest.mark.parametrize("rows", (1, 7, 8, 29))
+def test_blocks_of_rows_change_nothing(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("canter.kernels.native.program.BLOCK_ROWS", 7)
+    linear, norm, act = (bind(op, "cpu", torch.float32) for op in ("linear", "add_rms_norm", "silu_and_mul"))
+    up, down, weight = packed_floats("f32", normal(96, 32)), packed_floats("f32", normal(32, 48, seed=1)), normal(32, seed=2)
+
+    def layers(x: Any) -> Any:
+        hidden = residual = linear(x, down, None)
+        for _ in range(3):
+            hidden, residual = norm(hidden, residual, weight, 1e-6)
+            hidden = linear(act(linear(hidden, up, None)), down, None)
+        return norm(hidden, residual, weight, 1e-6)[1]
+
+    x = normal(rows, 48, seed=3)
+    recorder = new_recorder()
+    program = NativeProgram(recorder, layers(recorder.given("x", torch.float32, 48)))
+    assert same_bits(program.run(rows, [x.data_ptr()]), layers(x))
+    timed: list[list[float]] = []
+    with observed(lambda program, rows, seconds: timed.append(seconds)):
+        assert same_bits(program.run(rows, [x.data_ptr()]), layers(x))
+    assert [len(seconds) for seconds in timed] == [len(program.instructions)] and min(timed[0]) > 0
+    assert program.row_bytes < 4 * (3 * 32 + 96)  # what only passes from one to the next holds a block
+
+
+def test_stretches_are_checked() -> None:
+    program = _native.Program()
+    for stretches, block_rows in (([(0, 1)], 4), ([(0, 0)], 0)):
+        with pytest.raises(ValueError, match="Program"):
+            program.set_stretches(stretches, 0, block_rows)

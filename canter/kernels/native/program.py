@@ -18,6 +18,10 @@ from canter.kernels.recorder import Buffer, Instruction, Recorder, RecordError, 
 _LEAST_BYTES = 1 << 21
 """Of an arena: a huge page."""
 
+BLOCK_ROWS = 480
+"""Rows for which a stretch of instructions is run at a time: enough for products at full speed, whose tiles have at most 120 rows,
+and few enough that what they hand on stays in a third-level cache."""
+
 
 @dataclass(frozen=True, slots=True)
 class Described:
@@ -58,11 +62,12 @@ class NativeProgram:
     """
 
     def __init__(self, recorder: Recorder, result: Symbol) -> None:
-        starts, self.row_bytes = plan_arena(recorder.instructions, [result])
+        plan = plan_arena(recorder.instructions, [result])
         self._program = _native.Program()
-        if result.source not in starts:
+        if not isinstance(result.source, Buffer) or result.source not in plan.starts:
             raise RecordError("a result that no instruction writes")
-        self._result_start, self._result = starts[result.source], result
+        self.row_bytes, self._block_bytes, self._block_rows = plan.row_bytes, plan.block_bytes, BLOCK_ROWS
+        self._result_start, self._result = plan.starts[result.source], result
         self._result_bytes = result.strides[0] * result.dtype.itemsize
         self._arena = torch.empty(0, dtype=torch.uint8)
         self.instructions = [_described(instruction) for instruction in recorder.instructions]
@@ -71,10 +76,14 @@ class NativeProgram:
         def place(symbol: Symbol) -> _native.Operand:
             if isinstance(symbol.source, Slot):
                 return _native.Operand.slot(symbol.source.index)
-            return _native.Operand.arena(starts[symbol.source], symbol.offset * symbol.dtype.itemsize)
+            start, offset = plan.starts[symbol.source], symbol.offset * symbol.dtype.itemsize
+            if symbol.source in plan.of_blocks:
+                return _native.Operand.block(start, offset)
+            return _native.Operand.arena(start, offset, symbol.source.row_bytes)
 
         for instruction in recorder.instructions:
             instruction.emit(self._program, place)
+        self._program.set_stretches(plan.stretches, plan.row_bytes, self._block_rows)
 
     def run(self, rows: int, slots: Sequence[int]) -> Tensor:
         """The result [rows, ...]. `slots`: addresses and sizes in the order of the recorder's slots, all of them."""
@@ -97,7 +106,7 @@ class NativeProgram:
     def _grown(self, rows: int) -> Tensor:
         """The arena, with room for so many rows. It takes memory only as it is written; tensors that look into a smaller one
         keep that alive."""
-        needed = max(1, rows * self.row_bytes)
+        needed = max(1, rows * self.row_bytes + min(rows, self._block_rows) * self._block_bytes)
         if self._arena.numel() < needed:
             self._arena = allocate_packed(max(needed, 2 * self._arena.numel(), _LEAST_BYTES))
         return self._arena

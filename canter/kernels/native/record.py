@@ -65,7 +65,7 @@ def linear(x: Symbol, weight: Tensor | PackedMatrix, bias: Tensor | None) -> Sym
     def emit(program: Any, at: Place) -> None:
         program.matmul(matrix, at(x), code, x.strides[0], bias_at, bias_type, at(out), code)
 
-    recorder.add("linear", [x], [out], emit, weight)
+    recorder.add("linear", [x], [out], emit, weight, by_row=True)
     return out
 
 
@@ -109,7 +109,7 @@ def rms_norm(x: Symbol, weight: Tensor, eps: float, plus_one: bool = False, cast
     def emit(program: Any, at: Place) -> None:
         program.rms_norm(at(x), x.strides[0], factor, at(out), *types, heads, width, eps, plus_one, cast_first)
 
-    x.recorder.add("rms_norm", [x], [out], emit)
+    x.recorder.add("rms_norm", [x], [out], emit, by_row=True)
     return out
 
 
@@ -127,7 +127,7 @@ def add_rms_norm(
     def emit(program: Any, at: Place) -> None:
         program.add_rms_norm(at(x), at(residual), factor, at(out), at(total), *types, width, eps, plus_one, cast_first)
 
-    x.recorder.add("add_rms_norm", [x, residual], [out, total], emit)
+    x.recorder.add("add_rms_norm", [x, residual], [out, total], emit, by_row=True)
     return out, total
 
 
@@ -141,7 +141,7 @@ def _gated(op: str, gate_up: Symbol, activation: int) -> Symbol:
     def emit(program: Any, at: Place) -> None:
         program.gated(op, at(gate_up), at(out), code, activation, width)
 
-    gate_up.recorder.add(op, [gate_up], [out], emit)
+    gate_up.recorder.add(op, [gate_up], [out], emit, by_row=True)
     return out
 
 
@@ -164,7 +164,7 @@ def softcap(x: Symbol, cap: float) -> Symbol:
     def emit(program: Any, at: Place) -> None:
         program.softcap(at(x), at(out), code, x.tail[0], cap)
 
-    x.recorder.add("softcap", [x], [out], emit)
+    x.recorder.add("softcap", [x], [out], emit, by_row=True)
     return out
 
 
@@ -177,7 +177,7 @@ def convert(x: Symbol, dtype: torch.dtype) -> Symbol:
     def emit(program: Any, at: Place) -> None:
         program.widen(at(x), at(out), x.tail[0])
 
-    x.recorder.add("widen", [x], [out], emit)
+    x.recorder.add("widen", [x], [out], emit, by_row=True)
     return out
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 from canter.checkpoint import gguf_quants
 from canter.kernels.packed import BlockRows, PackedMatrix
 
-_RUN = {"f32": 0, "bf16": 0, "i8": 128}
+_RUN = {"f32": 0, "bf16": 0, "w4": 16}
 """Elements of x that share a scale, by the format of the weights; 0 where x stays as it is."""
 
 _QUANTISED_RUN = 32
@@ -22,7 +22,7 @@ def linear(x: Tensor, weight: Tensor | PackedMatrix, bias: Tensor | None) -> Ten
     """`x[T, K]` times `weight[N, K]` transposed, plus `bias[N]`: `[T, N]` in the type of x, accumulated in float32.
 
     x and weight may be of different types. Quantised weights of a `PackedMatrix` meet an x that is rounded to int8: runs of
-    32 elements (i8: 128) share a scale of their greatest magnitude over 127.
+    32 elements (w4: 16) share a scale of their greatest magnitude over 127.
     """
     if isinstance(weight, PackedMatrix):
         columns = weight.unpack().split([part.outputs for part in weight.parts])

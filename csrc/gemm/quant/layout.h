@@ -56,13 +56,23 @@ inline constexpr int quant_lead(Format format) { return format == Format::i8 ? 6
 // A run of a quantised row. Where codes are summed in 16 bits, their offset must be taken off there, or the sums would not
 // fit; so a sum starts at what the offset amounts to, in the form of that sum: for sums in 32 bits -offset times the sum of
 // x, for sums in 16 bits two such numbers side by side, for elements 0, 1 and 2, 3 of every group.
+//
+// Rows for w4 have two scales a run: 16 elements share one. The first half's scale and sum are where those of a run are.
 struct alignas(64) RowRun {
     std::int8_t codes[32];
-    float scale, scaled_sum;       // scaled_sum: scale times the sum of the codes
-    std::int32_t sum;              // of the codes
-    std::int32_t start8, start16;  // for offsets of 8 and 16
-    std::int32_t start32[2];       // for an offset of 32, of either half of the run
-    std::int32_t extra;            // sums in 32 bits: for an offset of 128, in i8 of all runs of a group; in 16 bits: 16 * sum
+    float scale;
+    union {
+        float scaled_sum;    // scale times the sum of the codes
+        float second_scale;  // w4
+    };
+    std::int32_t sum;  // of the codes
+    union {
+        std::int32_t start8;      // for an offset of 8
+        std::int32_t second_sum;  // w4
+    };
+    std::int32_t start16;     // for an offset of 16
+    std::int32_t start32[2];  // for an offset of 32, of either half of the run
+    std::int32_t extra;       // sums in 32 bits: for an offset of 128; in 16 bits: 16 * sum
 };
 static_assert(sizeof(RowRun) == 64);
 

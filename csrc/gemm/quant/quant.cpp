@@ -29,8 +29,8 @@ RowFamily row_family(Format format) {
     switch (format) {
         case Format::f32:
         case Format::bf16: return RowFamily::floats;
-        case Format::i8: return RowFamily::runs128;
-        default: return RowFamily::runs32;
+        case Format::w4: return RowFamily::halves;
+        default: return RowFamily::runs;
     }
 }
 
@@ -54,9 +54,7 @@ std::int64_t quant_panel_bytes(Format format, std::int64_t width, std::int64_t g
     return width / elements * (layout.header + layout.block_runs * layout.run_bytes());
 }
 
-std::int64_t quantized_row_bytes(RowFamily family, std::int64_t width) {
-    return family == RowFamily::floats ? 0 : row_pitch(width) * static_cast<std::int64_t>(sizeof(RowRun));
-}
+std::int64_t quantized_row_bytes(std::int64_t width) { return row_pitch(width) * static_cast<std::int64_t>(sizeof(RowRun)); }
 
 void quantize_rows(const QuantizeCall& call, std::int64_t row_begin, std::int64_t row_end) {
     best_table(kTables).quantize(call, row_begin, row_end);

@@ -9,9 +9,9 @@
 
 namespace canter {
 
-// How a format wants its activations. Formats of one family share the quantised rows. runs32: int8, one scale (amax / 127,
-// rounded to nearest even) for every 32 elements; runs128: for every 128.
-enum class RowFamily : int { floats, runs32, runs128 };
+// How a format wants its activations. Formats of one family share the quantised rows. runs: int8, one scale (amax / 127,
+// rounded to nearest even) for every 32 elements; halves: for every 16.
+enum class RowFamily : int { floats, runs, halves };
 
 RowFamily row_family(Format format);
 
@@ -19,13 +19,13 @@ RowFamily row_family(Format format);
 std::int64_t quant_panel_bytes(Format format, std::int64_t width, std::int64_t group);
 
 // Bytes of one quantised row, a multiple of 64.
-std::int64_t quantized_row_bytes(RowFamily family, std::int64_t width);
+std::int64_t quantized_row_bytes(std::int64_t width);
 
 struct QuantizeCall {
     const void* x;  // rows of `width` elements, `x_stride` elements apart
     DType x_type;
     std::int64_t x_stride, width;
-    RowFamily family;
+    RowFamily family;  // not floats
     void* rows;  // 64-byte aligned; quantized_row_bytes() each
 };
 

@@ -19,8 +19,8 @@ struct Traits {
     static constexpr int bits = layout.bits;
     static constexpr bool super = layout.block_runs == 8, by_group = F == Format::w4, per_output = F == Format::i8;
     static constexpr bool minima = layout.minima, halves = layout.halves;
+    static constexpr bool split = halves || by_group;             // a float for either half of a run: its scale, or that of x, is its own
     static constexpr bool wide = bits == 8 && Ops::kSplitsBytes;  // codes and x as 16 bits each
-    static constexpr int scale_runs = per_output ? 4 : 1;         // runs summed before a float is made of them
     // Panels read side by side for a single row. Two of five or six bits would find too few registers.
     static constexpr int streams = bits == 4 || bits == 8 ? Ops::kStreams : 1;
     // Unsigned codes of five bits fit the 16-bit sums less 16 only.
@@ -147,7 +147,7 @@ struct Unpacked {
     }
     template <int H>
     Floats scale() const {
-        return Ops::load_floats(reinterpret_cast<const float*>(at + T::code_bytes + 64 * H));
+        return Ops::load_floats(reinterpret_cast<const float*>(at + T::code_bytes + (T::halves ? 64 * H : 0)));
     }
     Floats minimum() const { return Ops::load_floats(reinterpret_cast<const float*>(at + T::code_bytes + (T::halves ? 128 : 64))); }
     Ints zeros() const { return Ops::load_ints(at + T::code_bytes + 64); }
@@ -197,6 +197,16 @@ inline Ops::Sum start(const RowRun& x) {
     else return Ops::zero_sum();
 }
 
+// The scale and the sum of x for half H of a run, or for all of it.
+template <class T, int H>
+inline const float* scale_of(const RowRun& x) {
+    return T::by_group && H == 1 ? &x.second_scale : &x.scale;
+}
+template <class T, int H>
+inline const std::int32_t* sum_of(const RowRun& x) {
+    return T::by_group && H == 1 ? &x.second_sum : &x.sum;
+}
+
 // Sums of R rows and P panels over `runs` runs; `sums` holds the totals so far, [R][P][16].
 template <class T, int R, int P, class Source>
 inline void accumulate(Source (&source)[P], const Row (&rows)[R], std::int64_t runs, float* sums) {
@@ -210,47 +220,36 @@ inline void accumulate(Source (&source)[P], const Row (&rows)[R], std::int64_t r
         if constexpr (held) totals[r][p] = Ops::fma(dot, scale, totals[r][p]);
         else Ops::store_floats(sums + 16 * (r * P + p), Ops::fma(dot, scale, Ops::load_floats(sums + 16 * (r * P + p))));
     };
-    // The runs from i on that share a scale of x.
-    const auto each_run = [&](std::int64_t i, const auto& body) {
-        if constexpr (T::scale_runs == 1) {
-            body(i);
-        } else {
-            const std::int64_t last = i + T::scale_runs < runs ? i + T::scale_runs : runs;
-            for (std::int64_t k = i; k < last; ++k) body(k);
-        }
-    };
-    for (std::int64_t i = 0; i < runs; i += T::scale_runs) {
+    for (std::int64_t i = 0; i < runs; ++i) {
         if constexpr (T::wide) {
             Ints dots[R][P];
 #pragma GCC unroll 32
             for (int j = 0; j < R * P; ++j) dots[j / P][j % P] = T::Panel::zero_ints();
-            each_run(i, [&](std::int64_t k) {
 #pragma GCC unroll 4
-                for (int p = 0; p < P; ++p) source[p].next();
-                const auto half_group = [&]<int G, bool Odd>() {
-                    Codes codes[P];
+            for (int p = 0; p < P; ++p) source[p].next();
+            const auto half_group = [&]<int G, bool Odd>() {
+                Codes codes[P];
 #pragma GCC unroll 4
-                    for (int p = 0; p < P; ++p) codes[p] = source[p].template wide<G, Odd>();
+                for (int p = 0; p < P; ++p) codes[p] = source[p].template wide<G, Odd>();
 #pragma GCC unroll 8
-                    for (int r = 0; r < R; ++r) {
-                        const std::int16_t* x = rows[r].wide + 32 * k + 4 * G + (Odd ? 2 : 0);
+                for (int r = 0; r < R; ++r) {
+                    const std::int16_t* x = rows[r].wide + 32 * i + 4 * G + (Odd ? 2 : 0);
 #pragma GCC unroll 4
-                        for (int p = 0; p < P; ++p) dots[r][p] = T::Panel::add_wide(dots[r][p], codes[p], x);
-                    }
-                };
-                const auto group = [&]<int G>() {
-                    half_group.template operator()<G, false>();
-                    half_group.template operator()<G, true>();
-                };
-                group.template operator()<0>();
-                group.template operator()<1>();
-                group.template operator()<2>();
-                group.template operator()<3>();
-                group.template operator()<4>();
-                group.template operator()<5>();
-                group.template operator()<6>();
-                group.template operator()<7>();
-            });
+                    for (int p = 0; p < P; ++p) dots[r][p] = T::Panel::add_wide(dots[r][p], codes[p], x);
+                }
+            };
+            const auto group = [&]<int G>() {
+                half_group.template operator()<G, false>();
+                half_group.template operator()<G, true>();
+            };
+            group.template operator()<0>();
+            group.template operator()<1>();
+            group.template operator()<2>();
+            group.template operator()<3>();
+            group.template operator()<4>();
+            group.template operator()<5>();
+            group.template operator()<6>();
+            group.template operator()<7>();
             Floats scale[P];
             if constexpr (!T::per_output) {
 #pragma GCC unroll 4
@@ -274,7 +273,7 @@ inline void accumulate(Source (&source)[P], const Row (&rows)[R], std::int64_t r
                     for (int p = 0; p < P; ++p) dots[r][p] = start<T, H>(rows[r].runs[i]);
                 }
             };
-            const auto pair = [&]<int Q>(std::int64_t k) {
+            const auto pair = [&]<int Q>() {
                 Codes a[P], b[P];
 #pragma GCC unroll 4
                 for (int p = 0; p < P; ++p) source[p].template pair<Q>(a[p], b[p]);
@@ -282,7 +281,7 @@ inline void accumulate(Source (&source)[P], const Row (&rows)[R], std::int64_t r
 #pragma GCC unroll 8
                     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-                        for (int p = 0; p < P; ++p) dots[r][p] = Ops::add(dots[r][p], codes[p], rows[r].runs[k].codes + at);
+                        for (int p = 0; p < P; ++p) dots[r][p] = Ops::add(dots[r][p], codes[p], rows[r].runs[i].codes + at);
                     }
                 };
                 add_group(a, 8 * Q);
@@ -304,8 +303,8 @@ inline void accumulate(Source (&source)[P], const Row (&rows)[R], std::int64_t r
                     for (int p = 0; p < P; ++p) {
                         Ints total = Ops::total(dots[r][p]);
                         if constexpr (T::recentred) total = T::Panel::add_spread(total, &x.extra);
-                        if constexpr (T::by_group) total = Ops::less_product(total, zeros[p], &x.sum);
-                        const Floats dot = Ops::to_floats(total), scale_x = Ops::spread(&x.scale);
+                        if constexpr (T::by_group) total = Ops::less_product(total, zeros[p], sum_of<T, H>(x));
+                        const Floats dot = Ops::to_floats(total), scale_x = Ops::spread(scale_of<T, H>(x));
                         if constexpr (T::per_output) {
                             add(r, p, dot, scale_x);
                         } else {
@@ -324,19 +323,17 @@ inline void accumulate(Source (&source)[P], const Row (&rows)[R], std::int64_t r
                 }
             };
             begin.template operator()<0>();
-            each_run(i, [&](std::int64_t k) {
 #pragma GCC unroll 4
-                for (int p = 0; p < P; ++p) source[p].next();
-                pair.template operator()<0>(k);
-                pair.template operator()<1>(k);
-                if constexpr (T::halves) {
-                    end.template operator()<0>();
-                    begin.template operator()<1>();
-                }
-                pair.template operator()<2>(k);
-                pair.template operator()<3>(k);
-            });
-            end.template operator()<T::halves ? 1 : 0>();
+            for (int p = 0; p < P; ++p) source[p].next();
+            pair.template operator()<0>();
+            pair.template operator()<1>();
+            if constexpr (T::split) {
+                end.template operator()<0>();
+                begin.template operator()<1>();
+            }
+            pair.template operator()<2>();
+            pair.template operator()<3>();
+            end.template operator()<T::split ? 1 : 0>();
         }
     }
     if constexpr (held) {
@@ -559,18 +556,10 @@ inline const float* load_run(const bf16* x, std::int64_t count, float* space) {
     return space;
 }
 
-// Runs that share a scale. Values that no scale of a normal float could hold count as zero. A value that isn't finite makes
+// Codes of a run, with one scale. Values that no scale of a normal float could hold count as zero. A value that isn't finite makes
 // the scale NaN, and so every output of the row.
-template <class X>
-inline void quantize_group(const X* x, std::int64_t elements, std::int64_t runs, RowRun* out) {
-    alignas(64) float space[4][kRun];
-    const float* values[4];
-    std::int32_t highest = 0;  // of the magnitudes' bits, which order as they do
-    for (std::int64_t i = 0; i < runs; ++i) {
-        values[i] = load_run(x + i * kRun, elements - i * kRun < kRun ? elements - i * kRun : kRun, space[i]);
-        const std::int32_t bits = Ops::highest_bits(values[i]);
-        highest = bits > highest ? bits : highest;
-    }
+inline void quantize_values(const float* values, RowRun& out) {
+    const std::int32_t highest = Ops::highest_bits(values);  // of the magnitudes' bits, which order as they do
     const bool damaged = highest >= 0x7f800000;
     float inverse = 0.0f, scale = 0.0f;
     if (damaged) {
@@ -580,37 +569,52 @@ inline void quantize_group(const X* x, std::int64_t elements, std::int64_t runs,
         inverse = 127.0f / amax;
         scale = amax / 127.0f;
     }
-    std::int32_t total = 0;
-    for (std::int64_t i = 0; i < runs; ++i) {
-        Ops::quantize_run(values[i], inverse, damaged, out[i]);
-        out[i].scale = scale;
-        out[i].scaled_sum = scale * static_cast<float>(out[i].sum);
-        total += out[i].sum;
+    Ops::quantize_run(values, inverse, damaged, out);
+    out.scale = scale;
+}
+
+template <bool Halves, class X>
+inline void quantize_run(const X* x, std::int64_t elements, RowRun& out) {
+    constexpr std::size_t half = kRun / 2;
+    alignas(64) float space[kRun];
+    const float* values = load_run(x, elements, space);
+    if constexpr (Halves) {
+        alignas(64) float one[kRun] = {};
+        RowRun second;
+        std::memcpy(one, values + half, half * sizeof(float));
+        quantize_values(one, second);
+        std::memcpy(one, values, half * sizeof(float));
+        quantize_values(one, out);
+        std::memcpy(out.codes + half, second.codes, half);
+        out.second_scale = second.scale;
+        out.second_sum = second.sum;
+    } else {
+        quantize_values(values, out);
+        out.scaled_sum = out.scale * static_cast<float>(out.sum);
+        if (!Ops::kShortSums) out.extra = -128 * out.sum;
     }
-    if (!Ops::kShortSums) out[0].extra = -128 * total;
+}
+
+template <bool Halves, class X>
+inline void quantize_row(const X* x, std::int64_t width, RowRun* out) {
+    const std::int64_t whole = width / kRun;
+    for (std::int64_t i = 0; i < whole; ++i) quantize_run<Halves>(x + i * kRun, kRun, out[i]);
+    if (width % kRun != 0) quantize_run<Halves>(x + whole * kRun, width % kRun, out[whole]);
 }
 
 template <class X>
-inline void quantize_row(const X* x, std::int64_t width, std::int64_t group_runs, RowRun* out) {
-    const std::int64_t runs = row_runs(width);
-    std::int64_t i = 0;
-    if (group_runs == 1) {
-        for (; i < width / kRun; ++i) quantize_group(x + i * kRun, kRun, 1, out + i);
-    }
-    for (; i < runs; i += group_runs) {
-        const std::int64_t count = i + group_runs < runs ? group_runs : runs - i;
-        quantize_group(x + i * kRun, width - i * kRun, count, out + i);
+inline void quantize_rows_of(const QuantizeCall& call, std::int64_t row_begin, std::int64_t row_end) {
+    for (std::int64_t r = row_begin; r < row_end; ++r) {
+        const X* x = static_cast<const X*>(call.x) + r * call.x_stride;
+        RowRun* out = static_cast<RowRun*>(call.rows) + r * row_pitch(call.width);
+        if (call.family == RowFamily::halves) quantize_row<true>(x, call.width, out);
+        else quantize_row<false>(x, call.width, out);
     }
 }
 
 inline void quantize_rows(const QuantizeCall& call, std::int64_t row_begin, std::int64_t row_end) {
-    const std::int64_t group_runs = call.family == RowFamily::runs128 ? 4 : 1;
-    RowRun* rows = static_cast<RowRun*>(call.rows);
-    for (std::int64_t r = row_begin; r < row_end; ++r) {
-        RowRun* out = rows + r * row_pitch(call.width);
-        if (call.x_type == DType::float32) quantize_row(static_cast<const float*>(call.x) + r * call.x_stride, call.width, group_runs, out);
-        else quantize_row(static_cast<const bf16*>(call.x) + r * call.x_stride, call.width, group_runs, out);
-    }
+    if (call.x_type == DType::float32) quantize_rows_of<float>(call, row_begin, row_end);
+    else quantize_rows_of<bf16>(call, row_begin, row_end);
 }
 
 }  // namespace canter::CANTER_ISA

@@ -2,8 +2,8 @@
 //
 // A tile of codes is what a run unpacked is anyway, [k / 4][output][k % 4], and the codes of sixteen quantised rows are a tile as
 // they lie. Their dots are the integers that the other kernels find, and the float operations are the same, so a row's bits are
-// those of one row alone. Only runs that share a scale can be summed inside a tile; the sums go through memory, a run ahead of
-// the floats made of them.
+// those of one row alone. Every run has a scale of its own, so nothing more can be summed inside a tile; the sums go through memory,
+// a run ahead of the floats made of them.
 
 inline constexpr std::int64_t kBlockRows = 16;
 
@@ -51,11 +51,10 @@ inline void add_dots(const std::int8_t* x, std::int64_t x_stride, const std::uin
     }
 }
 
-// Sums of the runs that share a scale, the first of them run i: to dots[0], or with halves to dots[0] and dots[1].
+// Sums of run i: to dots[0], or of its halves to dots[0] and dots[1].
 template <class T, bool Odd>
-inline void find_dots(const std::uint8_t* unpacked, const RowRun* x, std::int64_t stride, std::int64_t i, std::int64_t runs,
-                      std::int32_t (*dots)[256]) {
-    if constexpr (T::halves) {
+inline void find_dots(const std::uint8_t* unpacked, const RowRun* x, std::int64_t stride, std::int64_t i, std::int32_t (*dots)[256]) {
+    if constexpr (T::split) {
         _tile_zero(0);
         _tile_zero(1);
         add_dots<Odd, Part::first>(x[i].codes, stride, unpacked + i * T::unpacked_bytes);
@@ -63,10 +62,9 @@ inline void find_dots(const std::uint8_t* unpacked, const RowRun* x, std::int64_
         _tile_stored(0, dots[0], 64);
         _tile_stored(1, dots[1], 64);
     } else {
-        const std::int64_t end = i + T::scale_runs < runs ? i + T::scale_runs : runs;
         if constexpr (Odd) _tile_zero(1);
         else _tile_zero(0);
-        for (std::int64_t k = i; k < end; ++k) add_dots<Odd, Part::all>(x[k].codes, stride, unpacked + k * T::unpacked_bytes);
+        add_dots<Odd, Part::all>(x[i].codes, stride, unpacked + i * T::unpacked_bytes);
         if constexpr (Odd) _tile_stored(1, dots[0], 64);
         else _tile_stored(0, dots[0], 64);
     }
@@ -85,8 +83,8 @@ inline __attribute__((always_inline)) void add_floats(const Unpacked<T>& source,
         const RowRun& row = x[r * pitch];
         const Ints offset = start<T, H>(row), dot = Ops::load_ints(reinterpret_cast<const std::uint8_t*>(dots + 16 * r));
         Ints total = {_mm512_add_epi32(offset.v, dot.v)};
-        if constexpr (T::by_group) total = Ops::less_product(total, zeros, &row.sum);
-        const Floats scale_x = Ops::spread(&row.scale);
+        if constexpr (T::by_group) total = Ops::less_product(total, zeros, sum_of<T, H>(row));
+        const Floats scale_x = Ops::spread(scale_of<T, H>(row));
         if constexpr (T::per_output) totals[r] = Ops::fma(Ops::to_floats(total), scale_x, totals[r]);
         else totals[r] = Ops::fma(Ops::to_floats(total), Ops::mul(scale, scale_x), totals[r]);
         if constexpr (T::minima) totals[r] = Ops::fma(minimum, Ops::spread(&row.scaled_sum), totals[r]);
@@ -97,7 +95,7 @@ inline __attribute__((always_inline)) void add_floats(const Unpacked<T>& source,
 template <class T>
 inline void block_rows(const std::uint8_t* unpacked, const RowRun* x, std::int64_t pitch, std::int64_t runs, float* out,
                        std::int64_t out_stride, bool first, std::int64_t skip) {
-    alignas(64) std::int32_t dots[2][T::halves ? 2 : 1][256];
+    alignas(64) std::int32_t dots[2][T::split ? 2 : 1][256];
     const auto stride = static_cast<std::int64_t>(sizeof(RowRun)) * pitch;
     Floats totals[kBlockRows];
 #pragma GCC unroll 16
@@ -106,16 +104,15 @@ inline void block_rows(const std::uint8_t* unpacked, const RowRun* x, std::int64
         Unpacked<T> source(unpacked + i * T::unpacked_bytes);
         source.next();
         add_floats<T, 0>(source, x + i, pitch, found[0], totals);
-        if constexpr (T::halves) add_floats<T, 1>(source, x + i, pitch, found[1], totals);
+        if constexpr (T::split) add_floats<T, 1>(source, x + i, pitch, found[1], totals);
     };
-    constexpr int step = T::scale_runs;
-    find_dots<T, false>(unpacked, x, stride, 0, runs, dots[0]);
-    for (std::int64_t i = 0; i < runs; i += 2 * step) {
-        if (i + step < runs) find_dots<T, true>(unpacked, x, stride, i + step, runs, dots[1]);
+    find_dots<T, false>(unpacked, x, stride, 0, dots[0]);
+    for (std::int64_t i = 0; i < runs; i += 2) {
+        if (i + 1 < runs) find_dots<T, true>(unpacked, x, stride, i + 1, dots[1]);
         floats(i, dots[0]);
-        if (i + step >= runs) break;
-        if (i + 2 * step < runs) find_dots<T, false>(unpacked, x, stride, i + 2 * step, runs, dots[0]);
-        floats(i + step, dots[1]);
+        if (i + 1 >= runs) break;
+        if (i + 2 < runs) find_dots<T, false>(unpacked, x, stride, i + 2, dots[0]);
+        floats(i + 1, dots[1]);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < kBlockRows; ++r) {
