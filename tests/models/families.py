@@ -574,7 +574,6 @@ HYBRIDS = [
             "n_groups": 2,
             "chunk_size": 4,
             "time_step_min": 1e-12,
-            "attention_bias": True,
         },
     ),
     Family(
