@@ -23,8 +23,11 @@ from canter.core.errors import ConfigError
 from canter.kernels import inputs, num_threads, set_num_threads
 from canter.kernels.native import isa, isas, set_isa
 from canter.kernels.native.packed import FORMATS, allocate_part, packed_bytes
+from canter.kernels.native.program import NativeProgram, new_recorder
+from canter.kernels.native.record_recurrent import NUM_REQUESTS
 from canter.kernels.ops import OPS, Impl, implementations
 from canter.kernels.packed import PackedMatrix
+from canter.kernels.recurrent_inputs import ROW_ARGUMENTS
 from canter.kernels.recurrent_plan import RecurrentPlan
 from canter.layers.attention import AttentionArgs
 from canter.layers.decoder import DecoderArgs
@@ -57,8 +60,20 @@ STEP_OPS = (
 )
 """Ops of a step around the model. `benchmarks/step_overhead.py` times them together with everything else there."""
 
-RECURRENT_OPS = ("causal_conv", "ssd_scan", "selective_scan", "gated_delta", "l2_norm", "decay_gate", "gated_rms_norm")
-"""Ops of recurrent layers, timed on the shapes of published models of about 130M (Mamba, Mamba-2) and 0.5B (gated delta)."""
+RECURRENT_SHAPES = (
+    ("causal_conv", "4 taps, 1792"),
+    ("causal_conv", "3 taps, gated, 1024"),
+    ("ssd_scan", "24 heads of 64, state 128"),
+    ("ssd_scan", "constant decay, 16 heads of 128, state 128"),
+    ("selective_scan", "1536, state 16"),
+    ("gated_delta", "16 heads of 128x128"),
+    ("gated_delta", "decay by channel, 16 heads of 128x128"),
+    ("l2_norm", "16 heads of 128"),
+    ("decay_gate", "16 heads of 128"),
+    ("gated_rms_norm", "1536"),
+)
+"""Ops of recurrent layers, on the shapes of published models of about 130M (Mamba, Mamba-2) and 0.5B (gated delta), LFM2's
+convolution, lightning attention and Kimi's delta rule. They are timed as instructions of a step program."""
 
 TIMED_OPS = tuple(name for name in OPS if name != "advance_step")
 """That one moves a table on each time, and can't be repeated."""
@@ -105,7 +120,10 @@ class Timing:
 
 
 def build_parser() -> Parser:
-    text = "Time every op and implementation on the shapes of a model. Small inputs lie in caches, so an op without weights may pass 100%."
+    text = (
+        "Time every op and implementation on the shapes of a model. Small inputs lie in caches, so an op without weights may pass 100%, "
+        "as may one that writes where it read: the limit is the speed of reading."
+    )
     parser = Parser("canter bench kernels", text, EXAMPLES)
     parser.add_argument("--model", default=DEFAULT_MODEL, help="Whose shapes; weights are not loaded. Default: the bundled model.")
     parser.add_argument("--rows", nargs="+", type=positive, default=[1, 8, 32, 1024], metavar="N", help="Tokens. Default: 1 8 32 1024.")
@@ -184,9 +202,9 @@ def cases(
         for op in elementwise_ops(args, count):
             if op in ops:
                 yield lambda c=count, op=op: elementwise_case(op, c, args, dtype)  # type: ignore[misc]
-        for op in RECURRENT_OPS:
+        for op, shape in RECURRENT_SHAPES:
             if op in ops:
-                yield lambda c=count, op=op: recurrent_case(op, c, dtype)  # type: ignore[misc]
+                yield lambda c=count, op=op, s=shape: recurrent_case(op, s, c, dtype)  # type: ignore[misc]
         for attention in attentions:
             for op in ("rotary", "write_kv", "paged_attention"):
                 if op in ops and (op != "rotary" or attention.rope is not None):
@@ -347,44 +365,79 @@ def attention_case(op: str, rows: int, a: AttentionArgs, context_len: int, dtype
     return Case(op, shape, rows, type_name(dtype), [(q, k, torch.arange(rows), table_, a.rope.dim)], 2 * (q.nbytes + k.nbytes))
 
 
-def recurrent_case(op: str, rows: int, dtype: torch.dtype) -> Case:
-    """Up to 64 rows are a token each of as many requests; more are one prompt."""
+def recurrent_case(op: str, shape: str, rows: int, dtype: torch.dtype) -> Case:
+    """One of `RECURRENT_SHAPES`. Up to 64 rows are a token each of as many requests; more are one prompt."""
     ends = torch.arange(1, rows + 1, dtype=torch.int32) if rows <= MOST_HEAD_ROWS else torch.tensor([rows], dtype=torch.int32)
     number = len(ends)
     places = torch.arange(number, dtype=torch.int32)
     plan = RecurrentPlan(torch.arange(number + 1, dtype=torch.int32), ends, places, places)
-    factor = torch.rand(24) + 0.1
-    name = type_name(dtype)
+    factor, name = torch.rand(24) + 0.1, type_name(dtype)
+    moved = work = 0
 
-    def random(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
-        return torch.randn(rows, *shape).to(kind)
+    def random(*sizes: int, kind: torch.dtype = dtype) -> torch.Tensor:
+        return torch.randn(rows, *sizes).to(kind)
 
+    def states(*sizes: int, kind: torch.dtype = torch.float32, own: int = 0) -> list[torch.Tensor]:
+        """A state for each layer. `own`: bytes of other things that a layer has."""
+        return [torch.zeros(number, *sizes, dtype=kind) for _ in range(copies(number * math.prod(sizes) * kind.itemsize + own))]
+
+    calls: list[inputs.Case]
     if op == "causal_conv":
-        x, state = random(1792), torch.zeros(number, 3, 1792, dtype=dtype)
-        return Case(op, "4 taps, 1792", rows, name, [(x, torch.rand(4, 1792), None, state, plan, True)], 2 * (x.nbytes + state.nbytes))
-    if op == "ssd_scan":
-        state = torch.zeros(number, 24, 128, 64)
-        call = random(24, 64), random(24), factor, -factor, random(1, 128), random(1, 128), factor, state, plan
-        moved, work = 2 * (state.nbytes + call[0].nbytes), 5 * rows * 24 * 128 * 64
-        return Case(op, "24 heads of 64, state 128", rows, name, [call], moved, work)
-    if op == "selective_scan":
-        state, slopes = torch.zeros(number, 16, 1536), -torch.rand(16, 1536) - 0.1
+        gated = "gated" in shape
+        taps, channels = (3, 1024) if gated else (4, 1792)
+        x, gates = random(channels), [random(channels), random(channels)] if gated else [None, None]
+        held = states(taps - 1, channels, kind=dtype)
+        calls = [(x, torch.rand(taps, channels), None, state, plan, not gated, *gates) for state in held]
+        moved = 2 * (held[0].nbytes + x.nbytes * (2 if gated else 1))
+    elif op == "ssd_scan" and "constant" in shape:
+        x, key, held = random(16, 128), random(16, 128), states(16, 128, 128)
+        calls = [(x, None, None, -factor[:16], key, key, None, state, plan) for state in held]
+        moved, work = 2 * (held[0].nbytes + x.nbytes + key.nbytes), 5 * rows * 16 * 128 * 128
+    elif op == "ssd_scan":
+        x, dt, key, held = random(24, 64), random(24), random(1, 128), states(24, 128, 64)
+        calls = [(x, dt, factor, -factor, key, key, factor, state, plan) for state in held]
+        moved, work = 2 * (held[0].nbytes + x.nbytes + key.nbytes), 5 * rows * 24 * 128 * 64
+    elif op == "selective_scan":
+        x, key, slopes = random(1536), random(16), -torch.rand(16, 1536) - 0.1
+        held = states(16, 1536, own=slopes.nbytes)
+        calls = [(x, x, slopes[0], slopes.clone(), key, key, slopes[0], x, state, plan) for state in held]
+        moved, work = 2 * held[0].nbytes + slopes.nbytes + 4 * x.nbytes, 5 * rows * 16 * 1536
+    elif op == "gated_delta":
+        key, v, held = random(16, 128, kind=torch.float32), random(16, 128), states(16, 128, 128)
+        decay = torch.rand(rows, 16, 128 if "channel" in shape else 1)
+        calls = [(key, key, v, decay, random(16), state, plan) for state in held]
+        moved, work = 2 * (held[0].nbytes + key.nbytes + v.nbytes) + decay.nbytes, 7 * rows * 16 * 128 * 128
+    elif op == "gated_rms_norm":
         x = random(1536)
-        scan = x, random(1536), slopes[0], slopes, random(16), random(16), slopes[0], random(1536), state, plan
-        return Case(op, "1536, state 16", rows, name, [scan], 2 * state.nbytes + 4 * x.nbytes, 5 * rows * 16 * 1536)
-    if op == "gated_delta":
-        state, key, v = torch.zeros(number, 16, 128, 128), random(16, 128, kind=torch.float32), random(16, 128)
-        decay = torch.rand(rows, 16, 1)
-        moved, work = 2 * (state.nbytes + key.nbytes + v.nbytes), 7 * rows * 16 * 128 * 128
-        return Case(op, "16 heads of 128x128", rows, name, [(key, key, v, decay, random(16), state, plan)], moved, work)
-    if op == "l2_norm":
+        calls, moved = [(x, random(1536), torch.ones(1536), 1e-5, 1536, True)], 3 * x.nbytes
+    else:
         heads = random(16, 128)
-        return Case(op, "16 heads of 128", rows, name, [(heads, 1e-6)], heads.nbytes + 4 * heads.numel())
-    if op == "decay_gate":
-        heads = random(16, 128)
-        return Case(op, "16 heads of 128", rows, name, [(heads, -factor[:16], torch.rand(16, 128))], heads.nbytes + 4 * heads.numel())
-    x = random(1536)
-    return Case(op, "1536", rows, name, [(x, random(1536), torch.ones(1536), 1e-5, 1536, True)], 3 * x.nbytes)
+        calls = [(heads, 1e-6)] if op == "l2_norm" else [(heads, -factor[:16], torch.rand(16, 128))]
+        moved = heads.nbytes + 4 * heads.numel()
+    return Case(op, shape, rows, name, calls, moved, work)
+
+
+def program_of(case: Case, impl: Impl) -> Callable[[], object]:
+    """A case of a recurrent op as a step program: its calls are layers, and a run makes all of them."""
+    assert impl.record is not None
+    recorder, values = new_recorder(), dict[str, int]()
+
+    def symbol(name: str, value: torch.Tensor) -> Any:
+        values[name] = value.data_ptr()
+        return recorder.given(name, value.dtype, *value.shape[1:])
+
+    symbols: dict[int, Any] = {}
+    for i, value in enumerate(case.calls[0]):
+        if isinstance(value, RecurrentPlan):
+            values[NUM_REQUESTS] = value.num_requests
+            symbols[i] = RecurrentPlan(*(symbol(f"plan{j}", part) for j, part in enumerate(value.tensors)))
+        elif isinstance(value, torch.Tensor) and i in ROW_ARGUMENTS[case.op]:
+            symbols[i] = symbol(f"x{i}", value)
+    for call in case.calls:
+        result = impl.record(*(symbols.get(i, value) for i, value in enumerate(call)))
+    program = NativeProgram(recorder, result)
+    slots = [values[slot.name] for slot in recorder.slots]
+    return lambda: program.run(case.rows, slots)
 
 
 def type_name(dtype: torch.dtype) -> str:
@@ -395,7 +448,10 @@ def timing(case: Case, impl: Impl, isa_name: str, machine: Machine) -> Timing:
     """Time an implementation on a case."""
     if isa_name != "-":
         set_isa(isa_name)
-    seconds = best_seconds(impl.fn, case.calls, SECONDS)
+    if case.op in ROW_ARGUMENTS and impl.record is not None:
+        seconds = best_seconds(program_of(case, impl), [()], SECONDS) / len(case.calls)
+    else:
+        seconds = best_seconds(impl.fn, case.calls, SECONDS)
     where = (case.op, case.shape, case.rows, case.weights, impl.provider, isa_name)
     return Timing(*where, seconds, case.num_bytes / seconds / 1e9, case.operations / seconds / 1e9, case.least_seconds(machine) / seconds)
 
