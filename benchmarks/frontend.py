@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import cProfile
+import gc
 import itertools
 import json
 import os
@@ -142,6 +143,8 @@ def run_frontend(port: int, step_ms: float, profile: str | None, count: int) -> 
     """The server as `canter serve` runs it, before the engine above."""
     command = (sys.executable, __file__, "--role", "engine", "--step-ms", str(step_ms))
     server = ServerArgs(host=HOST, port=port, served_model_name=[MODEL], disable_uvicorn_access_log=True, api_server_count=count)
+
+    gc.freeze()  # as `canter serve` does
 
     def work() -> int:
         return run_server(EngineArgs(disable_log_stats=True), server, engine_command=command)

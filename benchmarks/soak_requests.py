@@ -364,12 +364,17 @@ async def calls_forced(session: Session, rng: random.Random) -> None:
     _check_arguments(said.calls[0]["name"], said.calls[0]["arguments"])
 
 
-async def schema_obeyed(session: Session, rng: random.Random) -> None:
-    """One of very many schemas, so that the cache of grammars must let some go."""
-    name = f"field{rng.randrange(2000)}"
+def _schema(name: str) -> dict[str, Any]:
     schema = {"type": "object", "properties": {name: {"enum": ["red", "green", 7]}}, "required": [name], "additionalProperties": False}
-    shape = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
-    said = await _say(session, {"messages": _messages(rng), "response_format": shape}, rng.random() < 0.5)
+    return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+
+
+async def schema_obeyed(session: Session, rng: random.Random) -> None:
+    """One of very many schemas, so that the cache of grammars must let some go: a few more are begun, to fill it early."""
+    for name in (f"field{rng.randrange(2000)}" for _ in range(4)):
+        said = await _say(session, {"messages": _messages(rng), "max_tokens": 1, "response_format": _schema(name)}, False)
+        expect(said.finish == "length" and said.tokens == 1, "the end", said)
+    said = await _say(session, {"messages": _messages(rng), "response_format": _schema(name)}, rng.random() < 0.5)
     if said.finish == "length":
         expect(said.tokens == ENOUGH, "an early end", said)
         return

@@ -79,8 +79,7 @@ def _mamba2(hf: Mapping[str, Any]) -> Mamba2Args:
 def _attention(hf: Mapping[str, Any]) -> AttentionArgs:
     heads, kv_heads = hf_config.head_counts(hf, 32, 8)
     head_dim = hf_config.positive_int(hf, "head_dim" if hf.get("head_dim") is not None else "attention_head_dim", 128)
-    bias = hf_config.flag(hf, "attention_bias")
-    return AttentionArgs(heads, kv_heads, head_dim, head_dim**-0.5, None, qkv_bias=bias, output_bias=bias)
+    return AttentionArgs(heads, kv_heads, head_dim, head_dim**-0.5, None)  # without biases, whatever `attention_bias` says
 
 
 def _mlp(hf: Mapping[str, Any]) -> MixerArgs:

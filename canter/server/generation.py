@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -278,22 +277,12 @@ class Generation:
         request_id = job.engine_id(number)
         scheduling: dict[str, Any] = {"priority": job.priority, "cache_salt": job.cache_salt}
         if job.beams is None:
-            return self.traffic.watch(request_id, self._generate(job, number, scheduling), most_held)
+            prompt = job.prompts[number]
+            outputs = self.client.generate(request_id, prompt.token_ids, job.params[number], prompt=prompt.text, **scheduling)
+            return self.traffic.watch(number, request_id, outputs, most_held)
         run = BeamRun(self.client, self.info, self.text.tokenizer, job.beams[number], job.params[number], **scheduling)
-        return self.traffic.watch(request_id, self._search(job, number, run), most_held, run.abort)
-
-    async def _search(self, job: Job, number: int, run: BeamRun) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         prompt = job.prompts[number]
-        async with aclosing(run.run(job.engine_id(number), prompt.text, prompt.token_ids)) as outputs:
-            async for output in outputs:
-                yield number, output
-
-    async def _generate(self, job: Job, number: int, scheduling: dict[str, Any]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        prompt = job.prompts[number]
-        outputs = self.client.generate(job.engine_id(number), prompt.token_ids, job.params[number], prompt=prompt.text, **scheduling)
-        async with aclosing(outputs):
-            async for output in outputs:
-                yield number, output
+        return self.traffic.watch(number, request_id, run.run(request_id, prompt.text, prompt.token_ids), most_held, run.abort)
 
     def _sampling(self, wishes: Wishes) -> SamplingParams:
         """Model's defaults below the user's values, checked against model and server. A beam search has no use for the defaults."""

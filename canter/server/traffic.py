@@ -70,9 +70,15 @@ class Traffic:
         return len(chosen)
 
     async def watch(
-        self, engine_id: str, source: AsyncGenerator[T, None], most_held: int, abort: Callable[[], Awaitable[None]] | None = None
-    ) -> AsyncGenerator[T, None]:
-        """The outputs of one request. Too late for its deadline it is refused, or ends as aborted when some of it is sent already.
+        self,
+        number: int,
+        engine_id: str,
+        source: AsyncGenerator[T, None],
+        most_held: int,
+        abort: Callable[[], Awaitable[None]] | None = None,
+    ) -> AsyncGenerator[tuple[int, T], None]:
+        """The outputs of one request, each with the number of its prompt. Too late for its deadline it is refused, or ends as
+        aborted when some of it is sent already.
 
         `abort` ends a request that the engine does not know by this id. Raises `QueueFullError` when the gate is closed and
         `most_held` wait there already.
@@ -91,9 +97,9 @@ class Traffic:
                 if deadline is not None:
                     timer = loop.call_at(deadline, self._end, engine_id)
                 if first is not None:
-                    yield first
+                    yield number, first
                     async for item in source:
-                        yield item
+                        yield number, item
             except TimeoutError:
                 if not limit.expired():
                     raise

@@ -27,8 +27,8 @@ HERE = Path(__file__).resolve().parent
 HOME = Path(os.environ.get("CANTER_API_TOOLS", HERE.parents[1] / ".api"))
 BIN = HOME / "venv" / "bin"
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
-UNAVAILABLE = "/(pause|start_profile|stop_profile)$"
-"""Left out: a paused engine answers nobody, and the fake one records no profiles."""
+CONTROL = "/(pause|resume|is_paused|start_profile|stop_profile)$"
+"""Tried by themselves, on a server of their own: a paused engine answers nobody else."""
 
 
 def install() -> None:
@@ -44,7 +44,14 @@ def install() -> None:
 
 def main(examples: str = "50") -> int:
     install()
-    server = CannedServer(in_front=False, **everything())
+    with tempfile.TemporaryDirectory() as profiles:
+        status = judge(examples, profiles, "--exclude-path-regex")
+        return judge(examples, profiles, "--include-path-regex") or status
+
+
+def judge(examples: str, profiles: str, which: str) -> int:
+    """Have a server's routes tried, all but `CONTROL` or only those; then it must still answer."""
+    server = CannedServer(in_front=False, **everything() | {"profile_dir": profiles})
     try:
         with tempfile.NamedTemporaryFile(suffix=".json") as document:
             document.write(httpx.get(server.url + "openapi.json").content)
@@ -52,10 +59,14 @@ def main(examples: str = "50") -> int:
             subprocess.run([str(BIN / "python"), "-m", "openapi_spec_validator", document.name], check=True)
         command = [
             str(BIN / "schemathesis"), "run", server.url + "openapi.json", "--checks", CHECKS, "--phases", "examples,coverage,fuzzing",
-            "--max-examples", examples, "--exclude-path-regex", UNAVAILABLE, "--continue-on-failure", "--suppress-health-check", "all",
+            "--max-examples", examples, which, CONTROL, "--continue-on-failure", "--suppress-health-check", "all",
             "--request-timeout", "20", "--seed", "1", "--no-color", "--generation-database", "none",
         ]  # fmt: skip
-        return subprocess.run(command, cwd=HOME).returncode
+        status = subprocess.run(command, cwd=HOME).returncode
+        httpx.post(server.url + "resume").raise_for_status()
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+        httpx.post(server.url + "v1/chat/completions", json=body).raise_for_status()
+        return status
     finally:
         server.close()
 

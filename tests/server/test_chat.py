@@ -101,6 +101,22 @@ def test_usage_may_run_along() -> None:
     assert counts[0] == 0 and counts[-1] == 4 and counts == sorted(counts)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_chunks_of_text_alone_are_what_the_schema_makes_of_them(n: int) -> None:
+    """They are put together from parts that are encoded once; with a running usage every chunk is encoded whole."""
+    name = 'm"content":"" \\"'
+    along = {"stream": True, "n": n, "temperature": 1.0, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    core, harness = lambda: FakeCore(say('say "hé\u4e16\x00", \\')), {"served_model_name": [name]}
+    whole = events(chat(core(), harness, **along))[:-1]
+    parts = events(chat(core(), harness, **along | {"stream_options": None}))
+    for chunk in (*whole, *parts):
+        assert chunk["model"] == name and chunk.pop("id") and chunk.pop("created")
+    for chunk in whole:
+        del chunk["usage"]
+    assert [list(chunk) for chunk in parts] == [list(chunk) for chunk in whole]
+    assert parts == whole and sum("content" in chunk["choices"][0]["delta"] for chunk in parts) > 10 * n
+
+
 def test_usage_may_be_forced_and_tell_of_the_cache() -> None:
     options = {"enable_force_include_usage": True, "enable_prompt_tokens_details": True}
     chunks = events(chat(FakeCore(say("abc")), options, stream=True))

@@ -91,7 +91,7 @@ def test_the_gate_is_bounded_and_opens_for_the_end() -> None:
         yield 1
 
     async def ask(traffic: Traffic, name: str):
-        return [item async for item in traffic.watch(name, source(), 1)]
+        return [item async for item in traffic.watch(0, name, source(), 1)]
 
     async def body(h: Harness) -> None:
         traffic = Traffic(h.engine)

@@ -41,7 +41,7 @@ from canter.server.schemas.openai import (
     ToolCallDelta,
     Usage,
 )
-from canter.server.sse import event, json_response, stream_response
+from canter.server.sse import encoder, event, json_response, stream_response
 from canter.server.state import ServerState, server_state
 from canter.server.tools import MAX_TOOLS, ToolUse, choose, forced_output
 from canter.text.chat_template import request_chat_template
@@ -253,6 +253,8 @@ class _Progress:
     """Of each choice."""
     timing: RequestTiming | UnsetType = UNSET
     started: set[int] = field(default_factory=set)
+    frames: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
+    """Of each choice's plain chunks."""
 
 
 class ChatEncoder:
@@ -312,6 +314,10 @@ class ChatEncoder:
 
     def _choice_events(self, choice: CompletionOutput, progress: _Progress, is_last: bool) -> bytes:
         events = b""
+        if self._is_plain(choice) and choice.index in progress.started:
+            progress.num_tokens += len(choice.token_ids)
+            before, after = progress.frames.get(choice.index) or self._frame(choice.index, progress)
+            return before + encoder.encode(choice.text) + after
         if choice.index not in progress.started:
             progress.started.add(choice.index)
             events = self._first_events(choice.index, progress, len(progress.started) == 1)
@@ -339,6 +345,18 @@ class ChatEncoder:
                 chunk.metrics = progress.timing
             events += event(chunk)
         return events
+
+    def _is_plain(self, choice: CompletionOutput) -> bool:
+        """Whether a chunk says nothing of a choice but its text, as nearly all do."""
+        has_more = not choice.text or choice.finish_reason is not None or choice.logprobs is not None or choice.events is not None
+        return not (has_more or self._usage_always or self._body.return_token_ids)
+
+    def _frame(self, index: int, progress: _Progress) -> tuple[bytes, bytes]:
+        """What stands before and behind the text in such a chunk: the same each time, so that it is encoded once."""
+        chunk = self._chunk([ChatChunkChoice(index, ChatDelta(content=""))], progress, False)
+        before, name, after = event(chunk).partition(b'"content":')
+        frame = progress.frames[index] = before + name, after.removeprefix(b'""')
+        return frame
 
     def _first_events(self, index: int, progress: _Progress, first_of_all: bool) -> bytes:
         """The chunk with the role, and the text to echo."""
