@@ -38,6 +38,12 @@ def tiny_config(family: str) -> Any:
     if family == "gemma3":
         types = ["sliding_attention", "sliding_attention", "full_attention"] * 2
         return transformers.Gemma3TextConfig(**common, num_hidden_layers=6, sliding_window=7, layer_types=types, query_pre_attn_scalar=16)
+    if family == "lfm2":
+        types = ["conv", "full_attention", "conv", "conv"]
+        return transformers.Lfm2Config(**common, num_hidden_layers=4, layer_types=types, conv_L_cache=3, block_auto_adjust_ff_dim=False)
+    if family == "mamba2":
+        sizes = dict(vocab_size=VOCAB_SIZE, hidden_size=48, num_hidden_layers=3, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+        return transformers.Mamba2Config(**sizes, expand=2, num_heads=6, head_dim=16, state_size=20, n_groups=2, conv_kernel=4)
     raise ValueError(family)
 
 
@@ -49,7 +55,9 @@ def tiny_checkpoint(folder: Path, family: str, seed: int = 0) -> Path:
     model = transformers.AutoModelForCausalLM.from_config(tiny_config(family)).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:
+            if name.endswith(("A_log", "dt_bias")):
+                parameter.copy_(torch.randn_like(parameter))
+            elif parameter.dim() == 1:
                 parameter.copy_((0.0 if family == "gemma3" and "norm" in name else 1.0) + 0.2 * torch.randn_like(parameter))
             else:
                 parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
