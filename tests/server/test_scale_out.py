@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import re
 from typing import Any
@@ -124,7 +125,8 @@ def test_constraints_are_rendered_too() -> None:
 
 def test_a_constraint_behind_a_thought_is_not_rendered() -> None:
     async def body(h: Harness) -> None:
-        h.app.state.server.generation().text.thinking = ThinkingMarkers([5], [6])
+        state = h.app.state.server
+        state.text = dataclasses.replace(state.text, thinking=ThinkingMarkers([5], [6]))
         given = {"messages": MESSAGES, "structured_outputs": {"regex": "a+"}}
         assert (await post(h, "/v1/chat/completions", **given)).status_code == 200
         error = error_of(await post(h, "/v1/chat/completions/render", **given), 400)
