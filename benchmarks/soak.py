@@ -36,7 +36,7 @@ import httpx
 from benchmarks.soak_requests import KINDS, Kind, Session, WrongAnswer, malformed
 from canter.cli.private_server import Server, private_server
 from canter.cli.table import table
-from tests.engines import add_tokenizer, tiny_checkpoint
+from tests.engines import add_letters, tiny_checkpoint
 
 MALFORMED_SHARE = 0.1
 HUNG_UP_SHARE = 0.1
@@ -332,7 +332,7 @@ def model_words(options: argparse.Namespace) -> Iterator[list[str]]:
         yield [options.model] if options.model else []
         return
     with tempfile.TemporaryDirectory() as folder:
-        yield [str(add_tokenizer(tiny_checkpoint(Path(folder), "llama"), unk_token="<unk>")), "--max-model-len", "256"]
+        yield [str(add_letters(tiny_checkpoint(Path(folder), "llama"))), "--max-model-len", "256"]
 
 
 def main() -> int:

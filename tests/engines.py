@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from canter.core.config import EngineArgs
 from canter.core.messages import AddRequest, RequestDelta
@@ -205,6 +205,19 @@ def add_tokenizer(path: Path, vocab_size: int = VOCAB_SIZE, **config: Any) -> Pa
     template = "{% for m in messages %}{{ m.content }} {% endfor %}{% if add_generation_prompt %}w9{% endif %}"
     settings = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template, **config}
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return path
+
+
+def add_letters(path: Path) -> Path:
+    """Give a checkpoint the letters of ASCII as tokens, so that outputs can obey a grammar; ids that are left are pairs of letters."""
+    letters = [*map(chr, range(33, 127)), "\u0120", "\u010a"]  # as byte-level vocabularies write space and line feed
+    tokens = ["<unk>", "<s>", "</s>", *letters, *(f"w{letter}" for letter in letters)][:VOCAB_SIZE]
+    backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[], unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<s>", "</s>"])
+    add_tokenizer(path, unk_token="<unk>")
+    backend.save(str(path / "tokenizer.json"))
     return path
 
 

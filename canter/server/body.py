@@ -29,7 +29,7 @@ MOST_PARTS = {NODES: 100_000, TEXTS: 250_000, VALUES: 1_000_000}
 """What a field may hold, so that it is decoded in less than 100 ms. Prompts of token ids need so many values."""
 MOST_ESCAPES = 1_000_000
 """Backslashes in a body: what stands behind them is decoded one by one."""
-MOST_FIELDS = 200_000
+MOST_FIELDS = 400_000
 """Of all objects in a body, unknown ones too: every name is compared with those that are known."""
 _MISSING = re.compile(r"^Object missing required field `(?P<name>[^`]*)`$")
 

@@ -63,7 +63,8 @@ def test_with_preemption(model: Path, requests: list[AddRequest], expected: dict
         memory = {"num_gpu_blocks_override": None, "kv_cache_memory_bytes": 1 << 19, "mamba_block_size": 16}
     core = engine(model, **memory, async_scheduling=asynchronous, max_model_len=150, max_num_batched_tokens=128)
     assert run(core, requests) == expected
-    assert core.stats().num_preemptions > 0, "the cache was meant to be too small"
+    # A request of states alone has all that it will ever need when it begins: others wait.
+    assert core.stats().num_preemptions > 0 or "mamba2" in model.name, "the cache was meant to be too small"
     assert core.stats().num_free_blocks == core.stats().num_blocks
     core.shutdown()
 
