@@ -217,8 +217,8 @@ struct Selective {
     }
     void run(const RecurrentPlan& plan, float* state, std::int64_t row, T* out) const {
         const T *at = x.data() + row * stride, *b = at + 3 * width;
-        selective_scan({at, at + width, b, b + depth, at + 2 * width, stride, stride, stride, stride, stride, bias.data(), a.data(), d.data(),
-                        state, out, dtype_of<T>, depth, width, plan});
+        selective_scan({at, at + width, b, b + depth, at + 2 * width, stride, stride, stride, stride, stride, bias.data(), a.data(),
+                        d.data(), state, out, dtype_of<T>, depth, width, plan});
     }
     void step(std::vector<double>& state, std::int64_t row, std::vector<double>& y) const {
         const T *at = x.data() + row * stride, *b = at + 3 * width, *c = b + depth;
@@ -255,8 +255,8 @@ struct Delta {
     void run(const RecurrentPlan& plan, float* state, std::int64_t row, T* out) const {
         const std::int64_t keys = groups * depth;
         gated_delta({q.data() + row * keys, k.data() + row * keys, keys, keys, v.data() + row * heads * width, beta.data() + row * heads,
-                     heads * width, heads, decay.data() + row * heads * channels, state, out, dtype_of<T>, dtype_of<T>, heads, groups, depth,
-                     width, channels > 1, 1.5f, plan});
+                     heads * width, heads, decay.data() + row * heads * channels, state, out, dtype_of<T>, dtype_of<T>, heads, groups,
+                     depth, width, channels > 1, 1.5f, plan});
     }
     void step(std::vector<double>& state, std::int64_t row, std::vector<double>& y) const {
         for (std::int64_t h = 0; h < heads; ++h) {
@@ -346,8 +346,8 @@ void check_around(Random& random, std::int64_t width) {
     for (int variant = 0; variant < 8; ++variant) {
         const bool shared = variant & 1, first = variant & 2, sigmoid = variant & 4;
         Buffer<T> out(rows * row);
-        gated_rms_norm({x.data(), z.data(), stride, stride, weight.data(), out.data(), dtype_of<T>, rows, row, width, shared, first, sigmoid,
-                        1e-5f});
+        gated_rms_norm({x.data(), z.data(), stride, stride, weight.data(), out.data(), dtype_of<T>, rows, row, width, shared, first,
+                        sigmoid, 1e-5f});
         for (std::int64_t r = 0; r < rows; ++r) {
             for (std::int64_t h = 0; h < heads; ++h) {
                 const std::int64_t at = r * stride + h * width;

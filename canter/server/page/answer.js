@@ -18,7 +18,8 @@ export function addChunk(answer, chunk) {
   // Two names are about for one thing, and some servers send both.
   const reasoning = delta.reasoning ?? delta.reasoning_content ?? "";
   answer.reasoning += reasoning;
-  answer.content += delta.content ?? "";
+  // The lines that a model leaves empty behind its reasoning are not the answer's.
+  answer.content = (answer.content + (delta.content ?? "")).replace(/^\n+/, "");
   for (const part of delta.tool_calls ?? []) {
     addToolCall(answer.toolCalls, part);
   }
