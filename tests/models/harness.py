@@ -19,6 +19,7 @@ from canter.models.loader import LoadedModel
 from canter.runner.graphs import EagerSteps, StepProgram, Steps
 from canter.runner.state_inputs import StepRows, make_inputs
 from canter.scheduler.cache.coordinator import CacheCoordinator, RequestCache
+from canter.scheduler.cache.hashing import PrefixHasher
 from canter.scheduler.cache.managers import CacheLimits
 
 GARBAGE = 1e4
@@ -104,6 +105,32 @@ class Harness:
             request.logits.append(tokens)
             request.num_computed += n
 
+    def publish(self, request: Request) -> None:
+        """Let later requests begin with what this one has computed."""
+        self.cache.publish(request.cache, self._hashes(request.token_ids), request.num_computed)
+
+    def resume(self, token_ids: Sequence[int], max_tokens: int) -> Request:
+        """A request that begins with the longest published prefix of at most so many tokens."""
+        self.cache.begin_step()
+        hit = self.cache.find_hit(self._hashes(token_ids), max_tokens)
+        request = self.request(token_ids)
+        assert self.cache.admit(request.cache, hit, hit.num_tokens, hit.num_tokens, [0] * len(self.cache.pools))
+        request.num_computed = hit.num_tokens
+        return request
+
+    def evict(self) -> None:
+        """Reuse every free block, and spoil what it held."""
+        for pool, scrambled, slots in zip(self.cache.pools, self._scrambled, self._storage, strict=True):
+            taken = pool.allocate(pool.num_free)
+            pool.free(taken)
+            for tensor in (tensor for slot in slots for tensor in slot.values()):
+                tensor[scrambled[torch.tensor(taken)].long()] = GARBAGE
+
+    def _hashes(self, token_ids: Sequence[int]) -> list[bytes]:
+        hashes: list[bytes] = []
+        PrefixHasher(self.cache.hash_block_size).extend(hashes, token_ids, None)
+        return hashes
+
     def run(self, token_ids: Sequence[int], chunks: Sequence[int]) -> Tensor:
         """One request alone, in these chunks (the last repeats until all is done): [T, V]."""
         request = self.request(token_ids)
@@ -120,7 +147,7 @@ class Harness:
         for group, table, blocks in zip(self.layout.groups, request.cache.tables, before, strict=True):
             pool, scrambled = self.cache.pools[group.pool_id], self._scrambled[group.pool_id]
             for old, now in zip(blocks, table.blocks, strict=False):
-                if old != now and not pool.ref_counts[old]:
+                if old != now and not pool.ref_counts[old] and pool.key_of(old) is None:
                     for slot in range(len(group.layer_ids)):
                         for tensor in self._storage[group.pool_id][slot].values():
                             tensor[scrambled[old]] = GARBAGE

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from canter.core.state_specs import SnapshotMode
 from tests.models.families import BY_REFERENCE, FAMILIES, NUM_TOKENS, Family, oracle_logits, rounded_oracle_logits, save_oracle, token_ids
 from tests.models.harness import Harness
 from tests.models.loading import load
@@ -77,3 +78,29 @@ def test_logits_are_the_same_bits_alone_and_in_company(
     for n, m in ((1, 4), (6, 1), (2, 9), (14, 1)):
         harness.step([(b, m), (a, n)])
     assert torch.equal(torch.cat(a.logits), alone)
+
+
+@pytest.mark.parametrize("snapshots", [SnapshotMode.ALIGN, SnapshotMode.ALL])
+def test_requests_go_on_from_a_cached_prefix_at_each_boundary(
+    family: Family, directory: Path, provider: str, snapshots: SnapshotMode
+) -> None:
+    """And begin anew once it is evicted. Aligned states are kept where steps end: here on each boundary."""
+    harness = Harness(load(directory, max_model_len=family.max_model_len), 4, snapshots=snapshots, interval=4)
+    ids, expected = token_ids()[0].tolist(), oracle_logits(family)[0]
+    first = harness.request(ids)
+    for n in [4] * 5 if snapshots is SnapshotMode.ALIGN else [3, 14, 3]:
+        harness.step([(first, n)])
+        harness.publish(first)
+    harness.cache.free(first.cache)
+    for boundary in range(4, 21, 4):
+        request = harness.resume(ids, boundary)
+        assert request.num_computed == boundary
+        harness.step([(request, 2)])
+        harness.step([(request, NUM_TOKENS - boundary - 2)])
+        torch.testing.assert_close(torch.cat(request.logits), expected[boundary:], atol=TOLERANCE, rtol=0)
+        harness.cache.free(request.cache)
+    harness.evict()
+    request = harness.resume(ids, 20)
+    assert request.num_computed == 0
+    harness.step([(request, NUM_TOKENS)])
+    torch.testing.assert_close(torch.cat(request.logits), expected, atol=TOLERANCE, rtol=0)
