@@ -74,6 +74,12 @@ def engine(model: Path | str, device: Any = None, **changes: Any) -> EngineCore:
     return build_engine(EngineArgs.parse(**{**arguments, **changes}), device=device)
 
 
+def model_runner(core: EngineCore) -> Any:
+    """The runner that runs the model, whatever stands around it."""
+    runner: Any = core._runner
+    return getattr(runner, "_runner", runner)
+
+
 def run(core: EngineCore, requests: list[AddRequest], together: bool = True) -> dict[str, list[int]]:
     """Run requests to their ends, all at once or one after another; returns each one's output tokens."""
     tokens: dict[str, list[int]] = {r.request_id: [] for r in requests}

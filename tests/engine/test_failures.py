@@ -16,7 +16,7 @@ from canter.core.errors import EngineDeadError, InvalidRequestError, QueueFullEr
 from canter.core.messages import AddRequest
 from canter.core.sampling_params import SamplingParams
 from canter.engine.core import EngineCore
-from tests.engines import VOCAB_SIZE, LateDevice, Result, engine, mixed_requests, results, run, tiny_checkpoint
+from tests.engines import VOCAB_SIZE, LateDevice, Result, engine, mixed_requests, model_runner, results, run, tiny_checkpoint
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3"])
@@ -39,7 +39,7 @@ def assert_empty(core: EngineCore) -> None:
     stats = core.stats()
     assert stats.num_free_blocks == stats.num_blocks and stats.num_running == stats.num_waiting == 0
     core._scheduler.check_invariants()
-    runner: Any = core._runner
+    runner: Any = model_runner(core)
     assert len(runner._table) == 0 and len(runner._table._free_rows) == runner._table.max_num_rows
     assert runner._sampler._made_seeds == {} and runner._prompt_logprobs._progress == {}
     states = runner._sampler.states
@@ -54,7 +54,7 @@ def test_a_kernel_that_fails_fails_its_step_and_no_more(
 ) -> None:
     device = LateDevice() if settings.get("late") else None
     core = engine(model, device=device, max_num_seqs=8, max_num_batched_tokens=40, **{k: v for k, v in settings.items() if k != "late"})
-    runner: Any = core._runner
+    runner: Any = model_runner(core)
     owner = runner._sampler if place == "sample" else runner._steps
     real: Callable[..., Any] = getattr(owner, place)
     calls = itertools.count()
@@ -80,7 +80,7 @@ def test_a_kernel_that_fails_fails_its_step_and_no_more(
 def test_a_failure_in_the_middle_of_a_layer(model: Path, expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Some layers have written this step's keys and values, others not: nobody may find them in the cache."""
     core = engine(model, max_num_batched_tokens=50, max_num_seqs=32, enforce_eager=True)
-    layer = core._runner._steps._model._layers[1]  # type: ignore[attr-defined]
+    layer = model_runner(core)._steps._model._layers[1]  # type: ignore[attr-defined]
     real, calls = layer._mlp, itertools.count()
 
     def failing(x: torch.Tensor) -> torch.Tensor:
@@ -99,7 +99,7 @@ def test_a_failure_in_the_middle_of_a_layer(model: Path, expected: dict[str, lis
 
 def test_logits_that_are_not_numbers_end_their_request_alone(model: Path, expected: dict[str, list[int]], monkeypatch: Any) -> None:
     core = engine(model)
-    runner: Any = core._runner
+    runner: Any = model_runner(core)
     real = runner._steps.logits
 
     def broken(hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import pytest
 
 from canter.core.messages import AddRequest
 from canter.core.sampling_params import SamplingParams
-from tests.engines import VOCAB_SIZE, Oracle, engine, results, run, tiny_checkpoint
+from tests.engines import VOCAB_SIZE, Oracle, engine, model_runner, results, run, tiny_checkpoint
 from tests.runner.sampling.naive import Req, draw
 
 EOS = 2
@@ -126,5 +126,5 @@ def test_requests_without_a_seed_go_on_after_preemption_as_if_nothing_had_been(m
     tight = engine(model, max_model_len=90, num_gpu_blocks_override=10 if "llama" in model.name else 30)
     assert run(tight, requests) == expected
     assert tight.stats().num_preemptions > 0
-    assert not tight._runner._sampler._made_seeds  # type: ignore[attr-defined]
+    assert not model_runner(tight)._sampler._made_seeds  # type: ignore[attr-defined]
     tight.shutdown()

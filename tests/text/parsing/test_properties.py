@@ -37,9 +37,9 @@ COMMON = [
 
 
 def literals(transcript: Transcript) -> list[str]:
-    """The markers of a format, in the thoughts and content state and every other."""
+    """The markers of a format, in the thoughts and content state and every other; where thinking is off, one that means nothing."""
     table = transcript.parser(transcript.tokenizer())._table
-    return sorted({literal for _, literal in table.rules})
+    return sorted({literal for _, literal in table.rules}) or ["<think>"]
 
 
 def valid(said: list[dict[str, Any]]) -> None:
