@@ -11,7 +11,7 @@ import pytest
 
 from canter.core.structured_outputs import StructuredOutputsParams
 from canter.text.thinking import ThinkingMarkers
-from tests.fake_core import FakeCore
+from tests.fake_core import FakeCore, say
 from tests.server.helpers import Harness, events, with_harness
 from tests.server.test_tools import CALL, PARSERS, TOOLS, WEATHER, both, chat, message, respond
 
@@ -150,12 +150,12 @@ def test_14399_a_stop_string_in_a_thought_ends_nothing() -> None:
 
     async def body(h: Harness) -> None:
         state = h.app.state.server
-        state.text = replace(state.text, thinking=ThinkingMarkers([START], [END]))
+        state.text = replace(state.text, thinking=ThinkingMarkers([*b"<think>"], [*b"</think>"]))
         answer = (await h.chat(stop=["STOP"], max_tokens=60)).json()["choices"][0]
-        # The markers are tokens without a text here, so that the format reads all of it as a thought.
-        assert answer["message"]["reasoning"] == "I STOPnow" and answer["stop_reason"] == "STOP"
+        assert (answer["message"]["reasoning"], answer["message"]["content"]) == ("I STOP not", "now ")
+        assert answer["stop_reason"] == "STOP"
 
-    with_harness(body, FakeCore(lambda _: [START, *b"I STOP", END, *b"now STOP here"]), parsers=PARSERS)
+    with_harness(body, FakeCore(say("<think>I STOP not</think>now STOP here")), parsers=PARSERS)
 
 
 def test_litellm_30043_and_45367_an_anthropic_stream_begins_with_a_whole_message() -> None:
