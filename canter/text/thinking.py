@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,9 @@ KNOWN_MARKERS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 """Pairs that published models have as tokens of their own."""
+
+_SUFFIXED = re.compile(r"<think(:[^<>]{1,64})>")
+"""What Hunyuan's models have, in whose markers a suffix stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,9 @@ def free_thoughts(params: SamplingParams, markers: ThinkingMarkers, in_thought: 
 
 
 def _known(tokenizer: Tokenizer) -> ThinkingMarkers | None:
-    for pair in KNOWN_MARKERS:
+    texts = (tokenizer.id_to_token(token_id) or "" for token_id in sorted(tokenizer.added_token_ids))
+    suffixes = [match[1] for match in map(_SUFFIXED.fullmatch, texts) if match]
+    for pair in (*KNOWN_MARKERS, *((f"<think{suffix}>", f"</think{suffix}>") for suffix in suffixes)):
         start, end = (tokenizer.token_to_id(text) for text in pair)
         if start is not None and end is not None and {start, end} <= tokenizer.added_token_ids:
             return ThinkingMarkers([start], [end])

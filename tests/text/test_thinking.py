@@ -13,6 +13,7 @@ from canter.text.prepare import finish_params
 from canter.text.thinking import ThinkingMarkers, find_markers
 from canter.text.tokenizer import Tokenizer, load_tokenizer
 from tests.fakes import fake_tokenizer, model_folder
+from tests.text.parsing.vocabulary import tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,9 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def test_known_markers_are_found(thinker: Tokenizer) -> None:
     assert find_markers(thinker, {}) == ThinkingMarkers([3], [4])
     assert find_markers(fake_tokenizer(), {}) is None
+    suffixed = tiny_tokenizer(("</think:x>", "<think:x>", "<think:y>"))
+    start, end = suffixed.token_to_id("<think:x>"), suffixed.token_to_id("</think:x>")
+    assert find_markers(suffixed, {}) == ThinkingMarkers([start], [end])
 
 
 def test_named_markers(thinker: Tokenizer) -> None:
