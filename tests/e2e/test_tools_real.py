@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 
@@ -49,6 +50,21 @@ def test_an_answer_obeys_its_schema(client: openai.OpenAI) -> None:
         model="smol", prompt="My number is", max_tokens=20, extra_body={"structured_outputs": {"regex": "[0-9]{3}-[0-9]{4}"}}
     )
     assert len(number.choices[0].text) == 8 and number.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("choice", ({"type": "any"}, {"type": "tool", "name": "time"}))
+def test_forced_calls_through_anthropics_client_whole_and_streamed(bundled_server: Server, choice: dict[str, str]) -> None:
+    client = anthropic.Anthropic(base_url=bundled_server.url, api_key="unused", max_retries=0, timeout=120)
+    tools = [{"name": name, "description": name, "input_schema": CITY} for name in ("weather", "time")]
+    ask = {"model": "smol", "max_tokens": 120, "messages": ASK["messages"], "tools": tools, "extra_body": {"temperature": 0}}
+    ask["tool_choice"] = choice | {"disable_parallel_tool_use": True}
+    message = client.messages.create(**ask)
+    with client.messages.stream(**ask) as stream:
+        streamed = stream.get_final_message()
+    assert message.stop_reason == streamed.stop_reason == "tool_use"
+    [block], [again] = message.content, streamed.content
+    assert (block.type, block.name, block.input) == (again.type, again.name, again.input)
+    assert set(block.input) == {"city"} and (block.name == "time") >= (choice["type"] == "tool")
 
 
 # --- a model that knows tools -------------------------------------------------------------------------------------------
@@ -122,7 +138,6 @@ def test_calls_that_the_coder_chooses_to_make(coder: Server) -> None:
 
 @pytest.mark.slow
 def test_the_coders_calls_through_anthropics_client(coder: Server) -> None:
-    anthropic = pytest.importorskip("anthropic")
     client = anthropic.Anthropic(base_url=coder.url, api_key="unused", max_retries=0, timeout=300)
     tools = [{"name": name, "description": text, "input_schema": PLACE} for name, text in ABOUT.items()]
     body = {"model": "coder", "max_tokens": 120, "tools": tools, "extra_body": {"temperature": 0}}
