@@ -154,12 +154,6 @@ class EngineArgs:
     mamba_block_size: int | None = arg(
         None, "Tokens from one such boundary to the next, a multiple of block_size. Default: 256, or the next multiple.", group="cache"
     )
-    mamba_ssm_cache_dtype: str = arg(
-        "auto",
-        "Type of the states of recurrent layers: they are always float32, which is what auto means.",
-        ("auto", "float32"),
-        group="cache",
-    )
     max_num_seqs: int = arg(128, "Most requests that run at once.", group="scheduler")
     max_num_batched_tokens: int = arg(2048, "Most tokens that one step computes.", group="scheduler")
     long_prefill_token_threshold: int = arg(

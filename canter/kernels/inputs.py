@@ -352,13 +352,14 @@ def attention_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
 
 
 def gather_step_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
-    """Decode rows, chunks of prompts, drafts known to the host and to the device, no rows; one group and two."""
+    """Decode rows, chunks of prompts, drafts known to the host and to the device, no rows; one group and several, some without slots."""
     cases: list[Case] = []
-    for requests, sizes in [
-        ((), [4]),
-        (((1, 1, 0),), [4]),
-        (((1, 1, 0), (5, 0, 0), (4, 4, 3)), [4, 8]),
-        (((3, 3, 2), (1, 1, 0), (9, 1, 0)), [16]),
+    for requests, sizes, has_slots in [
+        ((), [4], [True]),
+        (((1, 1, 0),), [4], [True]),
+        (((1, 1, 0), (5, 0, 0), (4, 4, 3)), [4, 8], [True, True]),
+        (((3, 3, 2), (1, 1, 0), (9, 1, 0)), [16], [True]),
+        (((2, 1, 0), (7, 1, 0)), [8, 4, 16], [False, True, False]),
     ]:
         rows = torch.randperm(7, generator=rng)[: len(requests)]
         host = torch.cat((rows.unsqueeze(0), torch.tensor(requests, dtype=torch.int64).view(-1, 3).T)).contiguous()
@@ -368,7 +369,7 @@ def gather_step_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
         computed = torch.randint(9, (7,), generator=rng, dtype=torch.int32)
         tables = [torch.randint(1, 50, (7, 40 // size + 1), generator=rng, dtype=torch.int32) for size in sizes]
         table_drafts = torch.randint(90, (7, 3), generator=rng)
-        arrays = (ids, computed + 1, computed, table_drafts, tables, sizes, [min(2, t.shape[1]) for t in tables])
+        arrays = (ids, computed + 1, computed, table_drafts, tables, sizes, [min(2, t.shape[1]) for t in tables], has_slots)
         cases.append((host, drafts, int(host[1].sum()), int(host[2].sum()), *arrays))
     return cases
 

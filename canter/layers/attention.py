@@ -11,10 +11,10 @@ from torch import Tensor
 from canter.core.state_specs import SharedState, StateKind, StateSpec, attention_spec
 from canter.kernels.attention_plan import plan_attention
 from canter.layers.build import Build
-from canter.layers.context import GroupContext, StepContext
+from canter.layers.context import AttentionContext, StepContext
 from canter.layers.linear import Linear
 from canter.layers.norm import NormArgs, RMSNorm
-from canter.layers.rope import QueryGrowth, RopeArgs, growth_table
+from canter.layers.rope import QueryGrowth, RopeArgs
 from canter.layers.state import StateTypes
 
 
@@ -97,7 +97,7 @@ class Attention:
         self._v_norm = RMSNorm(build.at("v_norm"), head_dim, args.v_norm) if args.v_norm and self._owns_keys else None
         self._cos_sin = build.rope(args.rope) if args.rope else None
         self._rope_dim = args.rope.dim if args.rope else 0
-        self._growth = growth_table(args.growth, head_dim, build.max_model_len, build.device) if args.growth else None
+        self._growth = build.growth(args.growth, head_dim) if args.growth else None
         self._sinks = build.parameter("sinks", (heads,), dtype=torch.float32) if args.sinks else None
         self._slopes = torch.tensor(args.slopes, dtype=torch.float32, device=build.device) if args.slopes else None
         is_interleaved = args.rope is not None and args.rope.interleaved
@@ -115,7 +115,7 @@ class Attention:
             v = self._v_norm(v)
         q, k = self._place(q, k, ctx.positions)
         cache = ctx.caches[self._layer_id]
-        group = ctx.groups[ctx.group_of_layer[self._layer_id]]
+        group = ctx.attention(self._layer_id)
         if group.plan is None:
             group.plan = plan_attention(group.block_table, ctx.query_start_loc, ctx.seq_lens)
         k_cache, v_cache, scales = cache["k"], cache["v"], (cache.get("k_scale"), cache.get("v_scale"))
@@ -146,7 +146,7 @@ class Attention:
         q = q if self._q_norm is None else self._q_norm(q)
         return q, k if self._k_norm is None else self._k_norm(k)
 
-    def _options(self, group: GroupContext) -> dict[str, object]:
+    def _options(self, group: AttentionContext) -> dict[str, object]:
         """What calls are told of a mask that not every layer has."""
         options: dict[str, object] = {}
         if self._args.chunk:

@@ -17,7 +17,7 @@ from torch import Tensor
 from canter.kernels.dispatch import bind
 from canter.kernels.native import packing
 from canter.kernels.packed import BlockRows, PackedMatrix
-from canter.layers.rope import RopeArgs, rope_table
+from canter.layers.rope import QueryGrowth, RopeArgs, growth_table, rope_table
 
 _moves = [0]
 """One number: how often weights or caches have moved."""
@@ -133,11 +133,12 @@ class Build:
         self.parameters: dict[str, Parameter | Matrix] = {}
         self._prefix = ""
         self._ropes: dict[RopeArgs, Tensor] = {}
+        self._growths: dict[tuple[QueryGrowth, int], Tensor] = {}
 
     def at(self, name: str) -> Build:
         """The same build for the layer `name` of this one."""
         child = Build(self.device, self.dtype, self.max_model_len, self.cache_dtype)
-        child.parameters, child._ropes = self.parameters, self._ropes
+        child.parameters, child._ropes, child._growths = self.parameters, self._ropes, self._growths
         child._prefix = f"{self._prefix}{name}."
         return child
 
@@ -176,3 +177,10 @@ class Build:
         if args not in self._ropes:
             self._ropes[args] = rope_table(args, self.max_model_len, self.device)
         return self._ropes[args]
+
+    def growth(self, args: QueryGrowth, head_dim: int) -> Tensor:
+        """The table by which queries grow, [max_model_len, head_dim] float32; layers with equal args share it."""
+        key = args, head_dim
+        if key not in self._growths:
+            self._growths[key] = growth_table(args, head_dim, self.max_model_len, self.device)
+        return self._growths[key]

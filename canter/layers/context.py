@@ -11,8 +11,8 @@ from canter.kernels.recurrent_plan import RecurrentPlan
 
 
 @dataclass(slots=True)
-class GroupContext:
-    """Where the layers of one state group keep this step's requests. B requests, T tokens."""
+class AttentionContext:
+    """Where the layers of one state group keep this step's keys and values. B requests, T tokens."""
 
     block_table: Tensor
     """[B, max_blocks] int32: block ids in order of position; entries behind a request's last block are never read."""
@@ -22,8 +22,10 @@ class GroupContext:
     """What the group's layers share of this step's attention; the first of them makes it where it is not given."""
     prompt_lens: Tensor | None = None
     """[B] int32, where layers see prompts whole: tokens of each request's prompt."""
-    recurrent: RecurrentPlan | None = None
-    """Of layers that keep a whole state: where each request's comes from, and where it goes."""
+
+
+GroupContext = AttentionContext | RecurrentPlan
+"""Of one state group, by what its layers keep: something for each token, or a whole state for each request."""
 
 
 @dataclass(slots=True)
@@ -44,8 +46,14 @@ class StepContext:
     caches: list[dict[str, Tensor]]
     """By layer id: the fields of the layer's `core.state_specs.StateSpec`, each [num_blocks, *shape]."""
 
+    def attention(self, layer_id: int) -> AttentionContext:
+        """Where an attention layer keeps this step's keys and values."""
+        context = self.groups[self.group_of_layer[layer_id]]
+        assert isinstance(context, AttentionContext)
+        return context
+
     def recurrent_plan(self, layer_id: int) -> RecurrentPlan:
         """What this step does to the states of a recurrent layer."""
-        plan = self.groups[self.group_of_layer[layer_id]].recurrent
-        assert plan is not None
+        plan = self.groups[self.group_of_layer[layer_id]]
+        assert isinstance(plan, RecurrentPlan)
         return plan

@@ -23,7 +23,8 @@ class InputBatch:
     Host: `host [4, B]` int64 (each request's row of the table, tokens, logits (0: its prompt goes on in a later step)
     and drafts), views of it in numpy, and `logit_rows_np [L]`.
     Device: `query_start_loc [B+1]`, `seq_lens [B]`, `token_ids [T]`, `positions [T]`, `logits_indices [L]`,
-    `logit_positions [L]`, `logit_rows [L]`, `block_tables[g] [B, M]`, `slot_mappings[g] [T]`.
+    `logit_positions [L]`, `logit_rows [L]`, `block_tables[g] [B, M]`, `slot_mappings[g] [T]`, or [0] where
+    the group has none.
     """
 
     host: torch.Tensor
@@ -61,8 +62,10 @@ class InputBatch:
         return np.asarray(np.arange(len(request_np)) - first_np[request_np])
 
 
-def build_input_batch(plan: SchedulePlan, table: RequestTable, block_sizes: list[int]) -> InputBatch:
-    """Gather the plan's rows. Writes the drafts to verify into the table, behind each row's last known token."""
+def build_input_batch(plan: SchedulePlan, table: RequestTable, block_sizes: list[int], has_slots: list[bool]) -> InputBatch:
+    """Gather the plan's rows. Writes the drafts to verify into the table, behind each row's last known token.
+
+    `has_slots`: the groups whose layers store what belongs to a token in a slot of its own."""
     row_of, prefill_len = table.row_of, table.prefill_len
     rows: list[int] = []
     num_tokens: list[int] = []
@@ -88,7 +91,7 @@ def build_input_batch(plan: SchedulePlan, table: RequestTable, block_sizes: list
     used = [-(-longest // size) for size in block_sizes]
     arrays = table.all_token_ids, table.total_len, table.num_computed, table.draft_tokens, table.block_tables
     draft_values = torch.tensor(drafts, dtype=torch.int64) if drafts else _NO_DRAFTS
-    found = table.gather_step(host, draft_values, sum(num_tokens), sum(num_logits), *arrays, block_sizes, used)
+    found = table.gather_step(host, draft_values, sum(num_tokens), sum(num_logits), *arrays, block_sizes, used, has_slots)
     token_ids, positions, logits_indices, logit_positions, logit_rows, query_start_loc, seq_lens, *groups = found
     is_plain = most == 1 and 0 not in num_logits
     return InputBatch(

@@ -87,6 +87,7 @@ class ModelRunner:
         self._table = RequestTable(max_num_rows, max_model_len, self._block_sizes, num_draft_tokens, device)
         self._pool = StatePool(layout, num_blocks, device)
         self._inputs = make_inputs(layout.groups)
+        self._has_slots = [inputs.has_slots for inputs in self._inputs]
         self._steps = make_steps(model, self._pool.caches, self._pool.group_of_layer, self._inputs, enforce_eager)
         self._sampler = Sampler(max_num_rows, vocab_size, device.torch_device, seed, logits_processors, max_model_len, grammars)
         self._prompt_logprobs = PromptLogprobPlanner()
@@ -128,7 +129,7 @@ class ModelRunner:
         self._update_rows(plan)
         if not plan.rows:
             return None
-        batch = build_input_batch(plan, self._table, self._block_sizes)
+        batch = build_input_batch(plan, self._table, self._block_sizes, self._has_slots)
         self._sampler.prepare(self._sample_batch(batch))
         starts, num_prompt_np = [row.num_computed_tokens for row in plan.rows], self._table.prompt_len_np[batch.rows_np]
         rows = StepRows(starts, batch.num_tokens_np, num_prompt_np, batch.query_start_loc, self._upload)

@@ -15,11 +15,14 @@ from torch import Tensor
 from canter.core.state_specs import SnapshotMode, StateGroup, StateKind, StateSpec
 from canter.kernels.recorder import Recorder
 from canter.kernels.recurrent_plan import RecurrentPlan
-from canter.layers.context import GroupContext
+from canter.layers.context import AttentionContext, GroupContext
 
 
 class StateInputs(Protocol):
-    """Of one state group."""
+    """Of one state group. `has_slots`: layers store what belongs to a token in a slot of its own; else the mapping is empty."""
+
+    @property
+    def has_slots(self) -> bool: ...
 
     def context(self, rows: StepRows, block_table: Tensor, slot_mapping: Tensor) -> GroupContext:
         """What this step tells the group's layers."""
@@ -58,15 +61,18 @@ class StepRows:
 class AttentionInputs:
     """Keys, values and whatever else lies in blocks by position: block table and slot mapping."""
 
-    def context(self, rows: StepRows, block_table: Tensor, slot_mapping: Tensor) -> GroupContext:
-        return GroupContext(block_table, slot_mapping)
+    has_slots = True
 
-    def symbols(self, recorder: Recorder, group_id: int) -> GroupContext:
+    def context(self, rows: StepRows, block_table: Tensor, slot_mapping: Tensor) -> AttentionContext:
+        return AttentionContext(block_table, slot_mapping)
+
+    def symbols(self, recorder: Recorder, group_id: int) -> AttentionContext:
         table = recorder.given(f"block_table.{group_id}", torch.int32)
         recorder.slot(f"block_table.{group_id}.width")
-        return GroupContext(table, recorder.given(f"slot_mapping.{group_id}", torch.int64))  # type: ignore[arg-type]
+        return AttentionContext(table, recorder.given(f"slot_mapping.{group_id}", torch.int64))  # type: ignore[arg-type]
 
     def slots(self, context: GroupContext, num_rows: int, num_reqs: int) -> tuple[list[Tensor], list[int]]:
+        assert isinstance(context, AttentionContext)
         table = checked(context.block_table, torch.int32, num_reqs)
         mapping = checked(context.slot_mapping, torch.int64, num_rows)
         return [table, mapping], [table.data_ptr(), table.shape[1], mapping.data_ptr()]
@@ -75,18 +81,19 @@ class AttentionInputs:
 class PromptWindowInputs(AttentionInputs):
     """The same for layers that see prompts whole: how long each request's is."""
 
-    def context(self, rows: StepRows, block_table: Tensor, slot_mapping: Tensor) -> GroupContext:
+    def context(self, rows: StepRows, block_table: Tensor, slot_mapping: Tensor) -> AttentionContext:
         context = super().context(rows, block_table, slot_mapping)
         context.prompt_lens = rows.upload(rows.num_prompt_np.astype(np.int32))
         return context
 
-    def symbols(self, recorder: Recorder, group_id: int) -> GroupContext:
+    def symbols(self, recorder: Recorder, group_id: int) -> AttentionContext:
         context = super().symbols(recorder, group_id)
         context.prompt_lens = recorder.given(f"prompt_lens.{group_id}", torch.int32)  # type: ignore[assignment]
         return context
 
     def slots(self, context: GroupContext, num_rows: int, num_reqs: int) -> tuple[list[Tensor], list[int]]:
         tensors, values = super().slots(context, num_rows, num_reqs)
+        assert isinstance(context, AttentionContext)
         prompts = checked(context.prompt_lens, torch.int32, num_reqs)
         return [*tensors, prompts], [*values, prompts.data_ptr()]
 
@@ -94,11 +101,13 @@ class PromptWindowInputs(AttentionInputs):
 class RecurrentInputs:
     """A whole state for each request: where it is read, and where it is kept (`scheduler.cache.managers.RecurrentManager`)."""
 
+    has_slots = False
+
     def __init__(self, spec: StateSpec) -> None:
         self._block_size = spec.block_size
         self._keeps_all = spec.snapshots is SnapshotMode.ALL
 
-    def context(self, rows: StepRows, block_table: Tensor, slot_mapping: Tensor) -> GroupContext:
+    def context(self, rows: StepRows, block_table: Tensor, slot_mapping: Tensor) -> RecurrentPlan:
         size, num_reqs = self._block_size, len(rows.start_np)
         first_np, last_np = rows.start_np // size, (rows.end_np - 1) // size
         request_np = np.arange(num_reqs)
@@ -121,18 +130,15 @@ class RecurrentInputs:
         begins_np = rows.start_np == 0
         if begins_np.any():
             reads.masked_fill_(rows.upload(begins_np), -1)
-        return GroupContext(
-            block_table, slot_mapping, recurrent=RecurrentPlan(rows.upload(starts_np.astype(np.int32)), ends, reads, writes)
-        )
+        return RecurrentPlan(rows.upload(starts_np.astype(np.int32)), ends, reads, writes)
 
-    def symbols(self, recorder: Recorder, group_id: int) -> GroupContext:
+    def symbols(self, recorder: Recorder, group_id: int) -> RecurrentPlan:
         names = ("segment_start_loc", "segment_ends", "read_slots", "write_slots")
-        plan = RecurrentPlan(*(recorder.given(f"{name}.{group_id}", torch.int32) for name in names))  # type: ignore[arg-type]
-        return GroupContext(None, None, recurrent=plan)  # type: ignore[arg-type]
+        return RecurrentPlan(*(recorder.given(f"{name}.{group_id}", torch.int32) for name in names))  # type: ignore[arg-type]
 
     def slots(self, context: GroupContext, num_rows: int, num_reqs: int) -> tuple[list[Tensor], list[int]]:
-        assert context.recurrent is not None
-        starts, ends, reads, writes = context.recurrent.tensors
+        assert isinstance(context, RecurrentPlan)
+        starts, ends, reads, writes = context.tensors
         num_segments = ends.shape[0]
         tensors = [
             checked(starts, torch.int32, num_reqs + 1),

@@ -37,7 +37,7 @@ void gather_step(const GatherArgs& a, std::int64_t max_rows) {
             const std::int32_t* blocks = g.table + row * g.width;
             require_inside((first + count - 1) / g.block_size, g.width, "block");
             std::memcpy(g.block_table + b * g.used, blocks, static_cast<std::size_t>(g.used) * sizeof(std::int32_t));
-            for (std::int64_t i = 0; i < count; ++i) {
+            for (std::int64_t i = 0; g.slots && i < count; ++i) {
                 const std::int64_t at = first + i;
                 g.slots[token + i] = blocks[at / g.block_size] * g.block_size + at % g.block_size;
             }

@@ -20,7 +20,7 @@ struct GroupArrays {
     const std::int32_t* table;
     std::int64_t width, block_size, used;
     std::int32_t* block_table;  // [B, used]
-    std::int64_t* slots;  // [T]
+    std::int64_t* slots;  // [T], or nullptr where nobody asks for them
 };
 
 struct GatherArgs {

@@ -17,12 +17,12 @@ from canter.engine.core import EngineCore
 from canter.runner.model_runner import ModelRunner
 from tests.engines import engine
 
-NUM_TOKENS = 32_768
+NUM_TOKENS = 24_576
 CHUNK = 64
 """Tokens of a step: windows hold on to so many more while a prompt is computed."""
 HUGE_PAGE = 1 << 21
 COMMON = dict(
-    vocab_size=131, hidden_size=128, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=40_000,
+    vocab_size=131, hidden_size=64, intermediate_size=96, num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=40_000,
     bos_token_id=1, eos_token_id=2, pad_token_id=0,
 )  # fmt: skip
 

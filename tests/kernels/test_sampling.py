@@ -138,4 +138,4 @@ def test_what_would_lie_outside_is_refused() -> None:
     for row, tokens in ((3, 1), (-1, 1), (0, 11)):
         host = torch.tensor([[row], [tokens], [1], [0]])
         with pytest.raises(IndexError, match="gather_step"):
-            step.gather_step(host, drafts[0, :0], tokens, 1, *table, drafts, blocks, [4], [1])
+            step.gather_step(host, drafts[0, :0], tokens, 1, *table, drafts, blocks, [4], [1], [True])

@@ -11,7 +11,7 @@ from canter.layers.embedding import Embedding, OutputHead
 from canter.layers.linear import Linear, gate_up_linear
 from canter.layers.mlp import GatedMLP
 from canter.layers.norm import NormArgs, RMSNorm
-from canter.layers.rope import RopeArgs
+from canter.layers.rope import QueryGrowth, RopeArgs
 
 
 @pytest.fixture
@@ -118,3 +118,10 @@ def test_equal_ropes_share_a_table(build: Build) -> None:
     assert build.at("b").rope(RopeArgs("default", 8, 100.0)) is first
     assert build.rope(RopeArgs("default", 8, 200.0)) is not first
     assert first.shape == (32, 8)
+
+
+def test_layers_whose_queries_grow_alike_share_a_table(build: Build) -> None:
+    first = build.at("a").growth(QueryGrowth(0.1, 8.0), 6)
+    assert build.at("b").growth(QueryGrowth(0.1, 8.0), 6) is first
+    assert build.growth(QueryGrowth(0.2, 8.0), 6) is not first
+    assert build.growth(QueryGrowth(0.1, 8.0), 8).shape == (32, 8)

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
+from torch import Tensor
 
 from canter.core.state_specs import SnapshotMode
-from tests.models.families import BY_REFERENCE, FAMILIES, NUM_TOKENS, Family, oracle_logits, rounded_oracle_logits, save_oracle, token_ids
+from canter.models.loader import LoadedModel
+from tests.models.families import (
+    BY_REFERENCE,
+    FAMILIES,
+    HYBRIDS,
+    NUM_TOKENS,
+    Family,
+    bfloat16_oracle_logits,
+    oracle_logits,
+    save_oracle,
+    token_ids,
+)
 from tests.models.harness import Harness
 from tests.models.loading import load
 
 TOLERANCE = 1e-4
-PROVIDERS = ["reference", "native"]
+ROUNDING = 1e-3
+"""What the cosine between logits in bfloat16 and exact ones of the same weights may lack of 1."""
+Models = Callable[[str, str], LoadedModel]
+"""Provider, type -> a family's model."""
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.name)
@@ -22,28 +38,31 @@ def family(request: pytest.FixtureRequest) -> Family:
 
 
 @pytest.fixture(scope="module")
-def directory(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_oracle(family, tmp_path_factory.mktemp(family.name))
+def models(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """Each is loaded once."""
+    directory = save_oracle(family, tmp_path_factory.mktemp(family.name))
+
+    @cache
+    def loaded(provider: str, dtype: str) -> LoadedModel:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CANTER_KERNELS", provider)
+            return load(directory, dtype, family.max_model_len)
+
+    return loaded
 
 
-@pytest.fixture(params=PROVIDERS)
-def provider(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("CANTER_KERNELS", request.param)
-    return request.param
-
-
-@pytest.mark.parametrize("block_size", [4, 16])
-def test_any_chunking_gives_the_logits_of_transformers(family: Family, directory: Path, provider: str, block_size: int) -> None:
-    loaded = load(directory, max_model_len=family.max_model_len)
+# The reference has no code of its own for a size of blocks: each of these tests gives it another one.
+@pytest.mark.parametrize(("provider", "block_size"), [("reference", 4), ("native", 4), ("native", 16)])
+def test_any_chunking_gives_the_logits_of_transformers(family: Family, models: Models, provider: str, block_size: int) -> None:
     expected = oracle_logits(family)[0]
     for chunks in ([NUM_TOKENS], [5, 1, 7, 2, 3], [1]):
-        logits = Harness(loaded, block_size).run(token_ids()[0].tolist(), chunks)
+        logits = Harness(models(provider, "float32"), block_size).run(token_ids()[0].tolist(), chunks)
         torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("block_size", [4, 16])
-def test_requests_in_a_mixed_batch_do_not_disturb_each_other(family: Family, directory: Path, provider: str, block_size: int) -> None:
-    harness = Harness(load(directory, max_model_len=family.max_model_len), block_size)
+@pytest.mark.parametrize(("provider", "block_size"), [("reference", 16), ("native", 4), ("native", 16)])
+def test_requests_in_a_mixed_batch_do_not_disturb_each_other(family: Family, models: Models, provider: str, block_size: int) -> None:
+    harness = Harness(models(provider, "float32"), block_size)
     ids = token_ids().tolist()
     a, b, c = (harness.request(ids[i][:length]) for i, length in enumerate((NUM_TOKENS, 9, 14)))
     harness.step([(b, 3), (a, 11)])
@@ -56,21 +75,26 @@ def test_requests_in_a_mixed_batch_do_not_disturb_each_other(family: Family, dir
     assert (a.num_computed, b.num_computed, c.num_computed) == (NUM_TOKENS, 9, 14)
 
 
-def test_bfloat16_stays_close(family: Family, directory: Path, provider: str) -> None:
-    loaded = load(directory, "bfloat16", family.max_model_len)
-    logits = Harness(loaded, 16).run(token_ids()[0].tolist(), [9, 1, 1, 12])
-    similarity = torch.nn.functional.cosine_similarity(logits.flatten(), rounded_oracle_logits(family).flatten(), dim=0)
-    assert similarity > family.bfloat16_similarity
+@pytest.mark.parametrize("provider", ["reference", "native"])
+def test_bfloat16_rounds_no_more_than_it_must(family: Family, models: Models, provider: str) -> None:
+    """Where states carry each rounding on, even transformers may miss the bound; then it is the bound, with room for a rounding that
+    falls another way."""
+    exact, loaded = oracle_logits(family), models(provider, "bfloat16")
+    logits = torch.stack([Harness(loaded, 16).run(ids, [9, 1, 1, 12]) for ids in token_ids().tolist()])
+    lost = _lost(logits, exact)
+    assert lost < ROUNDING or lost < 1.25 * _lost(bfloat16_oracle_logits(family), exact)
+
+
+def _lost(logits: Tensor, exact: Tensor) -> float:
+    """1 less the cosine."""
+    return 1.0 - float(torch.nn.functional.cosine_similarity(logits.double().flatten(), exact.double().flatten(), dim=0))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_logits_are_the_same_bits_alone_and_in_company(
-    family: Family, directory: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_are_the_same_bits_alone_and_in_company(family: Family, models: Models, dtype: str) -> None:
     if family in BY_REFERENCE:
         pytest.skip("the reference op promises no bits")
-    monkeypatch.setenv("CANTER_KERNELS", "native")
-    loaded = load(directory, dtype, family.max_model_len)
+    loaded = models("native", dtype)
     ids = token_ids().tolist()
     alone = Harness(loaded, 4, seed=1).run(ids[0], [1])
     harness = Harness(loaded, 4, seed=2)
@@ -80,12 +104,14 @@ def test_logits_are_the_same_bits_alone_and_in_company(
     assert torch.equal(torch.cat(a.logits), alone)
 
 
-@pytest.mark.parametrize("snapshots", [SnapshotMode.ALIGN, SnapshotMode.ALL])
-def test_requests_go_on_from_a_cached_prefix_at_each_boundary(
-    family: Family, directory: Path, provider: str, snapshots: SnapshotMode
-) -> None:
+@pytest.mark.parametrize("provider", ["reference", "native"])
+def test_requests_go_on_from_a_cached_prefix_at_each_boundary(family: Family, models: Models, provider: str) -> None:
     """And begin anew once it is evicted. Aligned states are kept where steps end: here on each boundary."""
-    harness = Harness(load(directory, max_model_len=family.max_model_len), 4, snapshots=snapshots, interval=4)
+    for snapshots in (SnapshotMode.ALIGN, SnapshotMode.ALL) if family in HYBRIDS else (SnapshotMode.ALIGN,):
+        _go_on(family, Harness(models(provider, "float32"), 4, snapshots=snapshots, interval=4), snapshots)
+
+
+def _go_on(family: Family, harness: Harness, snapshots: SnapshotMode) -> None:
     ids, expected = token_ids()[0].tolist(), oracle_logits(family)[0]
     first = harness.request(ids)
     for n in [4] * 5 if snapshots is SnapshotMode.ALIGN else [3, 14, 3]:

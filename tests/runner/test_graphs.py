@@ -16,7 +16,7 @@ from canter.kernels.inputs import packed_floats
 from canter.kernels.native.program import NativeProgram
 from canter.kernels.recorder import RecordError
 from canter.layers.build import weights_moved
-from canter.layers.context import GroupContext, StepContext
+from canter.layers.context import AttentionContext, GroupContext, StepContext
 from canter.models.loader import LoadedModel
 from canter.runner.graphs import EagerSteps, StepProgram, make_steps
 from tests.engines import tiny_checkpoint
@@ -169,7 +169,9 @@ def test_the_arena_grows_to_the_largest_step(llama: LoadedModel) -> None:
 def context(harness: Harness, tokens: int) -> StepContext:
     """One request of so many tokens at position 0 of every token, nothing stored: attention sees block 1."""
     ones = torch.ones(tokens, dtype=torch.int32)
-    groups = [GroupContext(torch.ones(tokens, 1, dtype=torch.int32), torch.full((tokens,), -1)) for _ in harness.layout.groups]
+    groups: list[GroupContext] = [
+        AttentionContext(torch.ones(tokens, 1, dtype=torch.int32), torch.full((tokens,), -1)) for _ in harness.layout.groups
+    ]
     starts = torch.arange(tokens + 1, dtype=torch.int32)
     return StepContext(torch.zeros(tokens, dtype=torch.int64), starts, ones, tokens, groups, [0, 0, 0], harness.caches)
 
@@ -198,7 +200,7 @@ def test_metadata_of_other_layouts_is_converted(llama: LoadedModel) -> None:
     expected = harness.steps.forward(torch.tensor([5, 6]), context(harness, 2)).clone()
     ctx = context(harness, 2)
     ctx.seq_lens = ctx.seq_lens.long()
-    ctx.groups[0].block_table = torch.ones(2, 8, dtype=torch.int64)[:, ::4]
+    ctx.attention(0).block_table = torch.ones(2, 8, dtype=torch.int64)[:, ::4]
     assert torch.equal(harness.steps.forward(torch.tensor([5, 6], dtype=torch.int32), ctx), expected)
 
 

@@ -33,7 +33,7 @@ def add(table: RequestTable, request_id: str, token_ids: list[int], computed: in
 
 
 def build(table: RequestTable, *rows: ScheduledRow) -> InputBatch:
-    return build_input_batch(SchedulePlan(1, list(rows)), table, BLOCK_SIZES)
+    return build_input_batch(SchedulePlan(1, list(rows)), table, BLOCK_SIZES, [True, True])
 
 
 def test_mixed_rows_are_gathered() -> None:

@@ -291,7 +291,7 @@ def step_case(op: str, rows: int, vocab: int, context_len: int) -> Case:
         host = torch.stack((line, torch.ones_like(line), torch.ones_like(line), torch.zeros_like(line)))  # a token with logits each
         ids = torch.randint(vocab, (rows, context_len + 1), dtype=torch.int32)
         lengths, table = torch.full((rows,), context_len, dtype=torch.int32), torch.ones(rows, blocks, dtype=torch.int32)
-        call = (host, line[:0], rows, rows, ids, lengths + 1, lengths, line.unsqueeze(1), [table], [16], [blocks])
+        call = (host, line[:0], rows, rows, ids, lengths + 1, lengths, line.unsqueeze(1), [table], [16], [blocks], [True])
         return Case(op, f"{context_len} tokens", rows, "int32", [call], 8 * rows * blocks)
     kept, share, least = torch.full((rows,), 40), torch.full((rows,), 0.95, dtype=torch.float64), torch.full((rows,), -math.inf)
     logits = [torch.randn(rows, vocab) * 3 for _ in range(min(copies(4 * rows * vocab), 16))]

@@ -33,13 +33,14 @@ def gather_step(
     block_tables: list[Tensor],
     block_sizes: list[int],
     used: list[int],
+    has_slots: list[bool],
 ) -> tuple[Tensor, ...]:
     """As the reference. `num_tokens` and `num_logits` must be the sums of their rows of `host`."""
     requests = _require_host("gather_step", host)
     _require_table("gather_step", all_token_ids, total_len, num_computed)
     max_rows, width = all_token_ids.shape
     groups = len(block_tables)
-    longs = [num_tokens, num_tokens, num_logits, num_logits, num_logits, *[num_tokens] * groups]
+    longs = [num_tokens, num_tokens, num_logits, num_logits, num_logits, *[num_tokens * has for has in has_slots]]
     ints = [requests + 1, requests, *[requests * count for count in used]]
     wide = torch.empty(sum(longs), dtype=torch.int64).split_with_sizes(longs)
     narrow = torch.empty(sum(ints), dtype=torch.int32).split_with_sizes(ints)
@@ -48,7 +49,8 @@ def gather_step(
         table = block_tables[i]
         fits = table.dtype == torch.int32 and table.is_contiguous() and used[i] <= table.shape[1]
         require(fits, "gather_step", f"contiguous int32 block tables [R, at least {used[i]}]", table)
-        targets.append((table.data_ptr(), table.shape[1], block_sizes[i], used[i], narrow[2 + i].data_ptr(), wide[5 + i].data_ptr()))
+        slots = wide[5 + i].data_ptr() if has_slots[i] else 0
+        targets.append((table.data_ptr(), table.shape[1], block_sizes[i], used[i], narrow[2 + i].data_ptr(), slots))
     table_places = all_token_ids.data_ptr(), total_len.data_ptr(), num_computed.data_ptr(), draft_tokens.data_ptr(), width
     of_tokens = wide[0].data_ptr(), wide[1].data_ptr()
     of_logits = wide[2].data_ptr(), wide[3].data_ptr(), wide[4].data_ptr()

@@ -21,16 +21,17 @@ def gather_step(
     block_tables: list[Tensor],
     block_sizes: list[int],
     used: list[int],
+    has_slots: list[bool],
 ) -> tuple[Tensor, ...]:
     """Gather B requests, T tokens, L logits.
 
     `host` [4, B] int64, in host memory: table rows, tokens, logits (0: none; else the last so many tokens have one) and
     drafts of each request. `drafts` [D] int64, host: their values, which are written behind each row's known tokens.
-    `used[g]`: columns of group g's block tables that the step reads.
+    `used[g]`: columns of group g's block tables that the step reads. `has_slots[g]`: whether its slots are asked for.
 
     Returns token_ids [T], positions [T], logits_indices [L], logit_positions [L] and logit_rows [L] int64,
     query_start_loc [B + 1] and seq_lens [B] int32, then every group's block table [B, used] int32, then every group's
-    slots [T] int64.
+    slots: int64, [T] where they are asked for, else [0].
     """
     where = all_token_ids.device
     rows, counts, logits, num_drafts = host.to(where, non_blocking=True).unbind(0)
@@ -47,10 +48,13 @@ def gather_step(
     first = logits.cumsum(0) - logits
     logits_indices = (ends - logits - first)[logit_request] + torch.arange(num_logits, device=where)
     tables, slots = [], []
-    for table, size, width in zip(block_tables, block_sizes, used, strict=True):
-        blocks = table[token_rows, torch.div(positions, size, rounding_mode="floor")].to(torch.int64)
+    for table, size, width, has in zip(block_tables, block_sizes, used, has_slots, strict=True):
         tables.append(table[:, :width][rows])
-        slots.append(blocks * size + positions % size)
+        if has:
+            blocks = table[token_rows, torch.div(positions, size, rounding_mode="floor")].to(torch.int64)
+            slots.append(blocks * size + positions % size)
+        else:
+            slots.append(positions.new_empty(0))
     found = token_ids, positions, logits_indices, positions[logits_indices], rows[logit_request]
     return (*found, query_start_loc, (computed + counts).to(torch.int32), *tables, *slots)
 
