@@ -10,7 +10,7 @@ from canter.core.messages import AddRequest
 from tests.engines import LateDevice, engine, mixed_requests, run, tiny_checkpoint
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3", "lfm2", "mamba2"])
+@pytest.fixture(scope="module", params=["llama", "gemma3", "lfm2", "mamba2", "zamba2"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("model"), request.param)
 
