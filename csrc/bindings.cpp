@@ -59,6 +59,11 @@ void bind_match_streams(Address row, Address x, Address out, int type, std::int6
     match_streams({at(x), at(row), nullptr, at(out), dtype_of(type), rows, streams, width, row_stride, 0.0f, 0.0f, 0});
 }
 
+void bind_concat(Address x, Address y, Address out, std::int64_t rows, std::int64_t x_bytes, std::int64_t y_bytes, std::int64_t x_stride,
+                 std::int64_t y_stride) {
+    concat({at(x), at(y), at(out), rows, x_bytes, y_bytes, x_stride, y_stride});
+}
+
 void bind_softcap(Address x, Address out, int type, std::int64_t count, float cap) {
     softcap({at(x), at(out), dtype_of(type), count, cap});
 }
@@ -106,6 +111,7 @@ NB_MODULE(_native, m) {
     m.def("mix_streams", &bind_mix_streams, released());
     m.def("add_to_streams", &bind_add_to_streams, released());
     m.def("match_streams", &bind_match_streams, released());
+    m.def("concat", &bind_concat, released());
     m.def("gated", &bind_gated, released());
     m.def("pointwise", &bind_pointwise, released());
     m.def("softcap", &bind_softcap, released());

@@ -44,6 +44,11 @@ def tiny_config(family: str) -> Any:
     if family == "mamba2":
         sizes = dict(vocab_size=VOCAB_SIZE, hidden_size=48, num_hidden_layers=3, bos_token_id=1, eos_token_id=2, pad_token_id=0)
         return transformers.Mamba2Config(**sizes, expand=2, num_heads=6, head_dim=16, state_size=20, n_groups=2, conv_kernel=4)
+    if family == "zamba2":
+        sizes = dict(n_mamba_heads=6, mamba_d_state=20, mamba_ngroups=2, adapter_rank=5, num_mem_blocks=2, use_mem_rope=True)
+        types = ["linear_attention", "hybrid", "hybrid", "hybrid"]
+        del common["head_dim"]
+        return transformers.Zamba2Config(**common, **sizes, num_hidden_layers=4, layers_block_type=types)
     raise ValueError(family)
 
 

@@ -88,12 +88,14 @@ class ArchKeys:
 
 @dataclass(frozen=True, slots=True)
 class _Arch:
-    """`finish` adds what is particular to the architecture to the common configuration."""
+    """`finish` adds what is particular to the architecture to the common configuration, that of transformers of Llama's build unless
+    `common` reads another."""
 
     hf_class: str
     model_type: str
     finish: Callable[[ArchKeys, Config], None]
     stop_texts: tuple[str, ...] = _TURN_ENDS
+    common: Callable[[ArchKeys], Config] | None = None
 
 
 def _finish_llama(keys: ArchKeys, config: Config) -> None:
@@ -159,6 +161,89 @@ def _finish_phi3(keys: ArchKeys, config: Config) -> None:
             config["rope_scaling"]["attention_factor"] = attention_factor
 
 
+def _state_sizes(keys: ArchKeys) -> Config:
+    """Of models of Mamba layers alone."""
+    hidden = keys.integer("embedding_length")
+    return {
+        "vocab_size": _vocab_size(keys, hidden),
+        "hidden_size": hidden,
+        "num_hidden_layers": _num_layers(keys),
+        "max_position_embeddings": keys.integer("context_length"),
+        "layer_norm_epsilon": keys.number("attention.layer_norm_rms_epsilon"),
+        "state_size": keys.integer("ssm.state_size"),
+        "conv_kernel": keys.integer("ssm.conv_kernel"),
+        "use_bias": "blk.0.ssm_in.bias" in keys.parts.tensors,
+        "use_conv_bias": "blk.0.ssm_conv1d.bias" in keys.parts.tensors,
+        "tie_word_embeddings": "output.weight" not in keys.parts.tensors,
+    }
+
+
+_FALCON_MAMBA_EPS = 1e-6
+
+
+def _finish_mamba(keys: ArchKeys, config: Config) -> None:
+    config |= {"intermediate_size": keys.integer("ssm.inner_size"), "time_step_rank": keys.integer("ssm.time_step_rank")}
+    if keys.metadata.get("mamba.ssm.dt_b_c_rms"):
+        config |= {"architectures": ["FalconMambaForCausalLM"], "model_type": "falcon_mamba", "mixer_rms_eps": _FALCON_MAMBA_EPS}
+
+
+def _finish_mamba2(keys: ArchKeys, config: Config) -> None:
+    inner, heads, hidden = keys.integer("ssm.inner_size"), keys.integer("ssm.time_step_rank"), config["hidden_size"]
+    if inner % heads:
+        raise keys.fail("mamba2.ssm.time_step_rank", f"a divisor of the {inner} channels", heads)
+    if inner % hidden:
+        raise UnsupportedModelError(f"{keys.path}: {inner} channels for a hidden size of {hidden} are not supported, only a multiple is.")
+    config |= {"num_heads": heads, "head_dim": inner // heads, "expand": inner // hidden, "n_groups": keys.integer("ssm.group_count", 1)}
+
+
+def _lfm2_sizes(keys: ArchKeys) -> Config:
+    hidden, heads, layers = keys.integer("embedding_length"), keys.integer("attention.head_count"), _num_layers(keys)
+    key = "lfm2.attention.head_count_kv"
+    counts = keys.metadata.get(key)
+    if not isinstance(counts, list) or len(counts) != layers or any(type(count) is not int or count < 0 for count in counts):
+        raise keys.fail(key, f"{layers} counts of heads, 0 where a layer convolves", counts)
+    kv_heads = set(counts) - {0}
+    if len(kv_heads) > 1 or hidden % heads:
+        raise UnsupportedModelError(f"{keys.path}: layers whose heads differ in number or size are not supported.")
+    if keys.metadata.get("lfm2.rope.scaling.type") not in (None, "none") or "rope_freqs.weight" in keys.parts.tensors:
+        raise UnsupportedModelError(f"{keys.path}: a stretched rope is not supported in GGUF architecture 'lfm2'.")
+    return {
+        "vocab_size": _vocab_size(keys, hidden),
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": max(kv_heads, default=heads),
+        "max_position_embeddings": keys.integer("context_length"),
+        "layer_types": ["full_attention" if count else "conv" for count in counts],
+        "intermediate_size": keys.integer("feed_forward_length"),
+        "block_auto_adjust_ff_dim": False,  # the width that it would be adjusted to is the one in the file
+        "norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "conv_L_cache": keys.integer("shortconv.l_cache"),
+        "conv_bias": "blk.0.shortconv.in_proj.bias" in keys.parts.tensors,
+        "rope_theta": keys.number("rope.freq_base", 10_000.0),
+        "tie_word_embeddings": "output.weight" not in keys.parts.tensors,
+    }
+
+
+def _bloom_sizes(keys: ArchKeys) -> Config:
+    hidden = keys.integer("embedding_length")
+    if keys.integer("feed_forward_length", 4 * hidden) != 4 * hidden:
+        raise UnsupportedModelError(f"{keys.path}: a feed-forward of other than four times the hidden size ({hidden}) is not supported.")
+    return {
+        "vocab_size": _vocab_size(keys, hidden),
+        "hidden_size": hidden,
+        "num_hidden_layers": _num_layers(keys),
+        "num_attention_heads": keys.integer("attention.head_count"),
+        "max_position_embeddings": keys.integer("context_length"),
+        "layer_norm_epsilon": keys.number("attention.layer_norm_epsilon"),
+        "tie_word_embeddings": "output.weight" not in keys.parts.tensors,
+    }
+
+
+def _finish_nothing(keys: ArchKeys, config: Config) -> None:
+    """All of it is common."""
+
+
 ARCHES: dict[str, _Arch] = {
     "llama": _Arch("LlamaForCausalLM", "llama", _finish_llama),
     "qwen2": _Arch("Qwen2ForCausalLM", "qwen2", _finish_qwen2, (*_TURN_ENDS, "<|endoftext|>")),
@@ -167,6 +252,10 @@ ARCHES: dict[str, _Arch] = {
     "gemma3": _Arch("Gemma3ForCausalLM", "gemma3_text", _finish_gemma3),
     "phi3": _Arch("Phi3ForCausalLM", "phi3", _finish_phi3),
     "smollm3": _Arch("SmolLM3ForCausalLM", "smollm3", _finish_smollm3),
+    "mamba": _Arch("MambaForCausalLM", "mamba", _finish_mamba, common=_state_sizes),
+    "mamba2": _Arch("Mamba2ForCausalLM", "mamba2", _finish_mamba2, common=_state_sizes),
+    "lfm2": _Arch("Lfm2ForCausalLM", "lfm2", _finish_nothing, common=_lfm2_sizes),
+    "bloom": _Arch("BloomForCausalLM", "bloom", _finish_nothing, common=_bloom_sizes),
 }
 """The GGUF architectures that can be read."""
 
@@ -265,18 +354,23 @@ def read_config(parts: GGUFParts) -> Config:
         raise UnsupportedModelError(f"{keys.path}: mixture-of-experts models are not supported in GGUF architecture {keys.arch!r}.")
     arch = ARCHES[keys.arch]
     config: Config = {"architectures": [arch.hf_class], "model_type": arch.model_type, "torch_dtype": "float32"}
-    config |= _sizes(keys)
+    config |= _transformer(keys) if arch.common is None else arch.common(keys)
+    config |= _token_ids(keys)
+    arch.finish(keys, config)
+    return config
+
+
+def _transformer(keys: ArchKeys) -> Config:
+    config = _sizes(keys)
     config |= {
         "max_position_embeddings": keys.integer("context_length"),
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "rope_theta": keys.number("rope.freq_base", 10_000.0),
         "rope_scaling": _rope_scaling(keys, config["head_dim"]),
         "hidden_act": "gelu_pytorch_tanh" if keys.arch.startswith("gemma") else "silu",
-        "attention_bias": "blk.0.attn_q.bias" in parts.tensors,
-        "tie_word_embeddings": "output.weight" not in parts.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in keys.parts.tensors,
+        "tie_word_embeddings": "output.weight" not in keys.parts.tensors,
     }
-    config |= _token_ids(keys)
-    arch.finish(keys, config)
     return config
 
 

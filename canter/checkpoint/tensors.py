@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from canter.checkpoint.gguf_config import read_config
-from canter.checkpoint.gguf_names import Transform, UnpermuteRows, hf_name, transform_for
+from canter.checkpoint.gguf_names import ROW_ORDERS, Transform, hf_name, hf_shape, transform_for
 from canter.checkpoint.gguf_quants import BLOCK_LAYOUT, dequantize
 from canter.checkpoint.gguf_reader import GGUFParts
 from canter.checkpoint.mapped_file import Bytes
@@ -55,12 +55,12 @@ class StoredTensor:
     @property
     def row_index(self) -> npt.NDArray[np.int64] | None:
         """Which stored row each row of the tensor is; None where they lie in order."""
-        return self.transform.row_index(self.shape[0]) if isinstance(self.transform, UnpermuteRows) else None
+        return self.transform.row_index(self.shape[0]) if isinstance(self.transform, ROW_ORDERS) else None
 
     @property
     def has_stored_values(self) -> bool:
         """Whether the values are those of the file, though rows may lie in another order."""
-        return self.transform is None or isinstance(self.transform, UnpermuteRows)
+        return self.transform is None or isinstance(self.transform, ROW_ORDERS)
 
     def to_float32(self) -> Floats:
         """The values as a fresh float32 array of `shape`, `transform` applied.
@@ -166,7 +166,7 @@ def _gguf_entries(files: CheckpointFiles) -> dict[str, _Entry]:
         if info.type_name not in BLOCK_LAYOUT:
             known = ", ".join(BLOCK_LAYOUT)
             raise UnsupportedModelError(f"{parts.path}: tensor {gguf_name!r}: expected a type of {known}, found {info.type_name}.")
-        transform = transform_for(arch, gguf_name, config["num_attention_heads"], config["num_key_value_heads"])
-        tensor = StoredTensor(name, info.shape, f"gguf:{info.type_name}", parts.data(gguf_name), transform)
+        transform = transform_for(arch, gguf_name, config.get("num_attention_heads", 0), config.get("num_key_value_heads", 0))
+        tensor = StoredTensor(name, hf_shape(arch, gguf_name, info.shape), f"gguf:{info.type_name}", parts.data(gguf_name), transform)
         entries[name] = _Entry(tensor, partial(parts.home(gguf_name).release, info))
     return entries

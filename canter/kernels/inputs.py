@@ -188,6 +188,22 @@ def match_streams_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     return cases
 
 
+def head_linear_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    cases: list[Case] = []
+    for rows, heads, width, outputs in ((0, 2, 8, 4), (1, 1, 1, 1), (5, 3, 12, 20), (40, 4, 33, 7)):
+        x = normal(rng, dtype, rows, heads, width + 3)[..., :width]
+        cases.append((x, normal(rng, dtype, heads, outputs, width, scale=width**-0.5)))
+        cases.append((x, normal(rng, dtype, heads, width, outputs, scale=width**-0.5).transpose(1, 2)))
+    return cases
+
+
+def concat_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
+    return [
+        (normal(rng, dtype, rows, 2 * width + 3)[:, :width], normal(rng, dtype, rows, other))
+        for rows, width, other in ((0, 8, 8), (1, 1, 3), (5, 37, 64), (70, 256, 129))
+    ]
+
+
 def gated_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     cases: list[Case] = [
         (normal(rng, dtype, rows, 2 * width, scale=scale),)

@@ -65,6 +65,7 @@ OPS: dict[str, Op] = {
     op.name: op
     for op in (
         Op("linear", linear.linear, inputs.linear_inputs, _tolerance((1e-4, 1e-5))),
+        Op("head_linear", linear.head_linear, inputs.head_linear_inputs, _tolerance((1e-4, 1e-5))),
         Op("known_ids", linear.known_ids, inputs.known_ids_inputs, _EXACT),
         Op("embedding", linear.embedding, inputs.embedding_inputs, _EXACT),
         Op("rms_norm", norm.rms_norm, inputs.rms_norm_inputs, _tolerance((1e-5, 1e-7))),
@@ -74,8 +75,10 @@ OPS: dict[str, Op] = {
         Op("mix_streams", streams.mix_streams, inputs.mix_streams_inputs, _tolerance((1e-4, 1e-5))),
         Op("add_to_streams", streams.add_to_streams, inputs.add_to_streams_inputs, _tolerance((1e-5, 1e-6))),
         Op("match_streams", streams.match_streams, inputs.match_streams_inputs, _tolerance((1e-5, 1e-6))),
+        Op("concat", streams.concat, inputs.concat_inputs, _EXACT),
         Op("silu_and_mul", activation.silu_and_mul, inputs.gated_inputs, _tolerance((1e-5, 1e-7))),
         Op("gelu_tanh_and_mul", activation.gelu_tanh_and_mul, inputs.gated_inputs, _tolerance((1e-4, 1e-6))),
+        Op("gelu_and_mul", activation.gelu_and_mul, inputs.gated_inputs, _tolerance((1e-3, 1e-5))),
         Op("silu", activation.silu, inputs.elementwise_inputs, _tolerance((1e-5, 1e-7))),
         Op("relu_squared", activation.relu_squared, inputs.elementwise_inputs, _tolerance((1e-6, 0.0))),
         Op("scale_columns", activation.scale_columns, inputs.scale_columns_inputs, _tolerance((1e-6, 0.0))),

@@ -72,6 +72,46 @@ class AttentionArgs:
         return Attention(build, state_id, hidden_size, self)
 
 
+class CachedAttention:
+    """What attention does between its projections: stores this step's keys and values, then attends over all that are stored.
+
+    Queries [T, heads, D], keys and values [T, kv_heads, D], at their positions -> [T, heads * D].
+    """
+
+    def __init__(self, build: Build, layer_id: int, args: AttentionArgs) -> None:
+        self._args, self._layer_id = args, layer_id
+        self._width = args.num_heads * args.head_dim
+        self._limits = (args.scale, args.window, args.softcap)
+        self._sinks = build.parameter("sinks", (args.num_heads,), dtype=torch.float32) if args.sinks else None
+        self._slopes = torch.tensor(args.slopes, dtype=torch.float32, device=build.device) if args.slopes else None
+        self._write_kv = build.op("write_kv", cache_dtype=build.cache_dtype)
+        self._attend: Callable[..., Tensor] = build.op("paged_attention", cache_dtype=build.cache_dtype, **args.mask)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, ctx: StepContext) -> Tensor:
+        cache = ctx.caches[self._layer_id]
+        group = ctx.attention(self._layer_id)
+        if group.plan is None:
+            group.plan = plan_attention(group.block_table, ctx.query_start_loc, ctx.seq_lens)
+        k_cache, v_cache, scales = cache["k"], cache["v"], (cache.get("k_scale"), cache.get("v_scale"))
+        if self._args.shares is None:
+            self._write_kv(k, v, k_cache, v_cache, group.slot_mapping, *scales)
+        requests = group.block_table, ctx.query_start_loc, ctx.seq_lens
+        options = self._options(group)
+        attended = self._attend(q, k_cache, v_cache, *requests, *self._limits, self._sinks, *scales, group.plan, **options)
+        return attended.view(-1, self._width)
+
+    def _options(self, group: AttentionContext) -> dict[str, object]:
+        """What calls are told of a mask that not every layer has."""
+        options: dict[str, object] = {}
+        if self._args.chunk:
+            options["chunk"] = self._args.chunk
+        if self._args.sees_prompt:
+            options["prompt_lens"] = group.prompt_lens
+        if self._slopes is not None:
+            options["slopes"] = self._slopes
+        return options
+
+
 class Attention:
     """[T, hidden_size] -> [T, hidden_size]; stores this step's keys and values, then attends over all that are stored."""
 
@@ -79,14 +119,13 @@ class Attention:
         heads, kv_heads, head_dim = args.num_heads, args.num_kv_heads, args.head_dim
         if args.shares is not None:
             kv_heads = 0
-        self._args, self._layer_id = args, layer_id
+        self._args = args
         self._owns_keys = args.shares is None
         gates = heads if args.output_gate else 0
         sizes = {"q": heads, "k": kv_heads, "v": 0 if args.values_are_keys else kv_heads, "gate": gates}
         self._sizes = tuple(sizes.values())
         self._heads_shape = (-1, sum(self._sizes), head_dim)
         self._width = heads * head_dim
-        self._limits = (args.scale, args.window, args.softcap)
         parts = {name: count * head_dim for name, count in sizes.items() if count}
         # Checkpoints that store parts together do so for each query head with its gate, or for each key head with its queries.
         groups = heads if args.output_gate else max(1, kv_heads)
@@ -98,14 +137,11 @@ class Attention:
         self._cos_sin = build.rope(args.rope) if args.rope else None
         self._rope_dim = args.rope.dim if args.rope else 0
         self._growth = build.growth(args.growth, head_dim) if args.growth else None
-        self._sinks = build.parameter("sinks", (heads,), dtype=torch.float32) if args.sinks else None
-        self._slopes = torch.tensor(args.slopes, dtype=torch.float32, device=build.device) if args.slopes else None
         is_interleaved = args.rope is not None and args.rope.interleaved
         self._rotary_options = (True,) if is_interleaved else ()
         self._rotary: Callable[..., None] = build.op("rotary")
         self._gate: Callable[..., Tensor] | None = build.op("sigmoid_mul") if args.output_gate else None
-        self._write_kv = build.op("write_kv", cache_dtype=build.cache_dtype)
-        self._attend: Callable[..., Tensor] = build.op("paged_attention", cache_dtype=build.cache_dtype, **args.mask)
+        self._attend = CachedAttention(build, layer_id, args)
 
     def __call__(self, x: Tensor, ctx: StepContext) -> Tensor:
         q, k, v, gate = self._qkv(x).view(self._heads_shape).split_with_sizes(self._sizes, 1)
@@ -114,17 +150,7 @@ class Attention:
         if self._v_norm is not None:
             v = self._v_norm(v)
         q, k = self._place(q, k, ctx.positions)
-        cache = ctx.caches[self._layer_id]
-        group = ctx.attention(self._layer_id)
-        if group.plan is None:
-            group.plan = plan_attention(group.block_table, ctx.query_start_loc, ctx.seq_lens)
-        k_cache, v_cache, scales = cache["k"], cache["v"], (cache.get("k_scale"), cache.get("v_scale"))
-        if self._owns_keys:
-            self._write_kv(k, v, k_cache, v_cache, group.slot_mapping, *scales)
-        requests = group.block_table, ctx.query_start_loc, ctx.seq_lens
-        options = self._options(group)
-        attended = self._attend(q, k_cache, v_cache, *requests, *self._limits, self._sinks, *scales, group.plan, **options)
-        attended = attended.view(-1, self._width)
+        attended = self._attend(q, k, v, ctx)
         if self._gate is not None:
             attended = self._gate(attended, gate.view(-1, self._width))
         return self._output(attended)
@@ -145,14 +171,3 @@ class Attention:
     def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         q = q if self._q_norm is None else self._q_norm(q)
         return q, k if self._k_norm is None else self._k_norm(k)
-
-    def _options(self, group: AttentionContext) -> dict[str, object]:
-        """What calls are told of a mask that not every layer has."""
-        options: dict[str, object] = {}
-        if self._args.chunk:
-            options["chunk"] = self._args.chunk
-        if self._args.sees_prompt:
-            options["prompt_lens"] = group.prompt_lens
-        if self._slopes is not None:
-            options["slopes"] = self._slopes
-        return options

@@ -17,6 +17,7 @@ from canter.layers.state import StateTypes
 _ACTIVATION_OPS = {
     "silu": "silu_and_mul",
     "swish": "silu_and_mul",
+    "gelu": "gelu_and_mul",
     "gelu_pytorch_tanh": "gelu_tanh_and_mul",
     "gelu_new": "gelu_tanh_and_mul",
 }
@@ -25,23 +26,26 @@ _ACTIVATION_OPS = {
 class GatedMLP:
     """[T, hidden_size] -> [T, hidden_size]. `activation` is named as in a config; another raises `UnsupportedModelError`.
 
-    `gate_factor` multiplies what is activated.
+    `gate_factor` multiplies what is activated. `gate_up` and `given` are its halves, for who has something to add between them.
     """
 
-    __slots__ = ("_activate", "_down", "_gate_up", "_scale")
+    __slots__ = ("_activate", "_down", "_scale", "gate_up")
 
     def __init__(
         self, build: Build, hidden_size: int, intermediate_size: int, activation: str, bias: bool = False, gate_factor: float = 1.0
     ) -> None:
         if activation not in _ACTIVATION_OPS:
             raise UnsupportedModelError(f"Activation {activation!r} is not supported. Supported: {', '.join(_ACTIVATION_OPS)}.")
-        self._gate_up = gate_up_linear(build.at("gate_up"), hidden_size, intermediate_size, bias)
+        self.gate_up = gate_up_linear(build.at("gate_up"), hidden_size, intermediate_size, bias)
         self._down = Linear(build.at("down"), intermediate_size, hidden_size, bias)
         self._scale = make_scale(build, [(gate_factor, intermediate_size), (1.0, intermediate_size)])
         self._activate = build.op(_ACTIVATION_OPS[activation])
 
     def __call__(self, x: Tensor, ctx: StepContext | None = None) -> Tensor:
-        gate_up = self._gate_up(x)
+        return self.given(self.gate_up(x))
+
+    def given(self, gate_up: Tensor) -> Tensor:
+        """Of gates and ups side by side, [T, 2 * intermediate_size]."""
         return self._down(self._activate(gate_up if self._scale is None else self._scale(gate_up)))
 
 

@@ -122,6 +122,7 @@ _ROWS = (
     RegistryRow("Mamba2ForCausalLM", "Mamba-2, Codestral Mamba", "canter.models.mamba", "Mamba2ForCausalLM", _RECURRENT),
     RegistryRow("Lfm2ForCausalLM", "LFM2", "canter.models.lfm2", "Lfm2ForCausalLM", _HYBRID),
     RegistryRow("BambaForCausalLM", "Bamba", "canter.models.bamba", "BambaForCausalLM", _HYBRID),
+    RegistryRow("Zamba2ForCausalLM", "Zamba2", "canter.models.zamba2", "Zamba2ForCausalLM", _HYBRID, "use_long_context"),
     RegistryRow(
         "GraniteMoeHybridForCausalLM",
         "Granite 4 hybrid",
@@ -149,8 +150,8 @@ _ROWS = (
         "Kimi-Linear",
         "canter.models.kimi_linear",
         "KimiLinearForCausalLM",
-        _RECURRENT,
-        f"{_EXPERTS}; layers of latent attention",
+        (StateKind.MLA, StateKind.RECURRENT),
+        f"{_EXPERTS}; kv_cache_dtype int8_per_token_head",
     ),
 )
 

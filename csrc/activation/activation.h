@@ -7,7 +7,7 @@
 
 namespace canter {
 
-enum class Activation : int { silu = 0, gelu_tanh = 1 };
+enum class Activation : int { silu = 0, gelu_tanh = 1, gelu = 2 };
 
 struct GatedArgs {
     const void* gate_up;  // [T, 2I], the gate half first

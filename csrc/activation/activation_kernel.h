@@ -2,13 +2,6 @@
 
 namespace canter::CANTER_ISA {
 
-inline Reg activate(Activation activation, Reg x) {
-    if (activation == Activation::silu) return gate(x, x);
-    // (1 + tanh(y)) / 2 = sigmoid(2y), with y = sqrt(2 / pi) * (x + 0.044715 x^3).
-    const Reg inner = Vec::fma(Vec::mul(Vec::set1(0.044715f), Vec::mul(x, x)), x, x);
-    return gate(x, Vec::mul(Vec::set1(1.5957691216f), inner));
-}
-
 // x Phi(x). The tail of the normal distribution, erfc(z) / 2 with z = |x| / sqrt(2), by Abramowitz and Stegun 7.1.26: it is off by
 // less than 1e-7, and needs no difference for x below zero.
 inline Reg gelu_by_erf(Reg x) {
@@ -21,6 +14,14 @@ inline Reg gelu_by_erf(Reg x) {
     p = Vec::fma(p, t, Vec::set1(0.254829592f));
     const Reg tail = Vec::mul(Vec::mul(Vec::mul(p, t), Vec::set1(0.5f)), exp(Vec::sub(Vec::zero(), Vec::mul(z, z))));
     return Vec::mul(x, Vec::select_greater(x, Vec::zero(), Vec::sub(one, tail), tail));
+}
+
+inline Reg activate(Activation activation, Reg x) {
+    if (activation == Activation::silu) return gate(x, x);
+    if (activation == Activation::gelu) return gelu_by_erf(x);
+    // (1 + tanh(y)) / 2 = sigmoid(2y), with y = sqrt(2 / pi) * (x + 0.044715 x^3).
+    const Reg inner = Vec::fma(Vec::mul(Vec::set1(0.044715f), Vec::mul(x, x)), x, x);
+    return gate(x, Vec::mul(Vec::set1(1.5957691216f), inner));
 }
 
 template <class T>

@@ -115,6 +115,13 @@ void add_match_streams(Program& program, Operand row, Operand x, Operand out, in
     });
 }
 
+void add_concat(Program& program, Operand x, Operand y, Operand out, std::int64_t x_bytes, std::int64_t y_bytes, std::int64_t x_stride,
+                std::int64_t y_stride) {
+    program.add("concat", [=](const Frame& frame) {
+        concat({x.at(frame), y.at(frame), out.at(frame), frame.rows, x_bytes, y_bytes, x_stride, y_stride});
+    });
+}
+
 void add_softcap(Program& program, Operand x, Operand out, int type, std::int64_t width, float cap) {
     program.add("softcap", [=](const Frame& frame) { softcap({x.at(frame), out.at(frame), dtype_of(type), frame.rows * width, cap}); });
 }
@@ -155,6 +162,7 @@ void bind_dense_instructions(nb::class_<Program>& program) {
         .def("mix_streams", &add_mix_streams)
         .def("add_to_streams", &add_add_to_streams)
         .def("match_streams", &add_match_streams)
+        .def("concat", &add_concat)
         .def("softcap", &add_softcap)
         .def("widen", &add_widen)
         .def("gather", &add_gather);

@@ -27,4 +27,14 @@ void add_to_streams(const StreamArgs& args);
 // out[0] = row; out[s + 1] = x[s], times what brings its root mean square to that of row.
 void match_streams(const StreamArgs& args);
 
+struct ConcatArgs {
+    const void* x;  // rows of x_bytes, x_stride bytes apart
+    const void* y;
+    void* out;  // rows of x_bytes + y_bytes
+    std::int64_t rows, x_bytes, y_bytes, x_stride, y_stride;
+};
+
+// Rows of x and y side by side.
+void concat(const ConcatArgs& args);
+
 }  // namespace canter

@@ -159,7 +159,7 @@ def test_smollm3_leaves_out_every_fourth_rope(tmp_path: Path) -> None:
         ({"llama.rope.dimension_count": 8}, "key 'llama.rope.dimension_count': expected the head size 16, found 8"),
         ({"llama.attention.value_length": 8}, r"values of another size than keys \(16\) are not supported"),
         ({"llama.expert_count": 8}, "mixture-of-experts models are not supported"),
-        ({"general.architecture": "mamba"}, "GGUF architecture 'mamba' is not supported; supported: llama, qwen2"),
+        ({"general.architecture": "jamba"}, "GGUF architecture 'jamba' is not supported; supported: llama, qwen2"),
         ({"tokenizer.ggml.eos_token_id": "end"}, "key 'tokenizer.ggml.eos_token_id': expected a token id, found 'end'"),
     ],
 )

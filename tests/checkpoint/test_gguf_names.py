@@ -175,7 +175,7 @@ def test_transforms_by_name() -> None:
 def test_rotary_tables_are_no_weights(arch: str) -> None:
     assert hf_name(arch, "rope_freqs.weight") is None
     assert hf_name(arch, "blk.0.attn_rot_embd.weight") is None
-    assert hf_name(arch, "token_embd.weight") == "model.embed_tokens.weight"
+    assert hf_name(arch, "token_embd.weight") == ARCH_NAMES[arch].outside["token_embd.weight"]
 
 
 @pytest.mark.parametrize(

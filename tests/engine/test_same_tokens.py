@@ -13,6 +13,7 @@ SCARCE: dict[str, dict[str, object]] = {
     "llama": {"num_gpu_blocks_override": 20},
     "gemma3": {"num_gpu_blocks_override": 60},
     "lfm2": {"num_gpu_blocks_override": 20},
+    "zamba2": {"num_gpu_blocks_override": 20},
     # Nothing grows with a request's length, but one that passes a place where its state is kept holds two for a step.
     "mamba2": {"num_gpu_blocks_override": None, "kv_cache_memory_bytes": 1 << 18, "mamba_block_size": 16},
 }

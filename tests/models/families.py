@@ -396,8 +396,8 @@ ATTENTION += [
 ]
 FAMILIES += ATTENTION
 BY_REFERENCE = [family for family in ATTENTION if family.name.startswith(("llama4", "mpt", "bloom", "unlimited"))]
-"""Families with a mask that no native kernel has: their attention is the reference op's, which is slower, gives other bits in other
-company, and is no part of a program."""
+"""Families with a mask or a cache that no native kernel has: their attention is the reference op's, which is slower, gives other bits
+in other company, and is no part of a program."""
 
 
 MAMBA2 = {
@@ -409,12 +409,32 @@ MAMBA2 = {
     "mamba_expand": 2,
     "mamba_chunk_size": 4,
 }
+ZAMBA2 = {
+    "n_mamba_heads": 6,
+    "mamba_ngroups": 2,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 3,
+    "chunk_size": 4,
+    "time_step_min": 1e-12,
+    "adapter_rank": 5,
+}
 DELTA = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 12,
     "linear_conv_kernel_dim": 4,
+}
+KIMI = {
+    "linear_head_dim": 12,
+    "linear_num_heads": 3,
+    "linear_conv_kernel_dim": 3,
+    "mlp_layer_types": ["dense"] * 3,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 14,
+    "num_key_value_heads": 6,
 }
 _MIXED = {key: value for key, value in LLAMA.items() if key != "head_dim"}
 
@@ -519,6 +539,35 @@ HYBRIDS = [
             "position_embedding_type": "rope",
             "rope_parameters": _rope("default"),
             "tie_word_embeddings": False,
+        },
+    ),
+    Family(
+        "zamba2",
+        "Zamba2Config",
+        "Zamba2ForCausalLM",
+        _MIXED
+        | ZAMBA2
+        | {
+            "num_hidden_layers": 4,
+            "layers_block_type": ["linear_attention", "hybrid", "hybrid", "hybrid"],
+            "num_mem_blocks": 2,
+            "num_key_value_heads": 6,
+            "use_shared_attention_adapter": True,
+            "use_mem_rope": True,
+            "rope_parameters": _rope("default"),
+        },
+    ),
+    Family(
+        "zamba2-one-block",
+        "Zamba2Config",
+        "Zamba2ForCausalLM",
+        _MIXED
+        | ZAMBA2
+        | {
+            "num_hidden_layers": 3,
+            "layers_block_type": ["hybrid", "linear_attention", "hybrid"],
+            "add_bias_linear": True,
+            "hidden_act": "gelu_pytorch_tanh",
         },
     ),
     Family(
@@ -679,8 +728,21 @@ HYBRIDS = [
             "mlp_layer_types": ["dense"] * 3,
         },
     ),
+    Family(
+        "kimi-linear-latent",
+        "KimiLinearConfig",
+        "KimiLinearForCausalLM",
+        _MIXED | KIMI | {"layer_types": ["linear_attention", "full_attention", "linear_attention"], "q_lora_rank": None},
+    ),
+    Family(
+        "kimi-linear-latent-queries",
+        "KimiLinearConfig",
+        "KimiLinearForCausalLM",
+        _MIXED | KIMI | {"layer_types": ["full_attention", "linear_attention", "full_attention"], "q_lora_rank": 9},
+    ),
 ]
 FAMILIES += HYBRIDS
+BY_REFERENCE += [family for family in HYBRIDS if "latent" in family.name]
 
 
 def token_ids() -> Tensor:
@@ -728,10 +790,14 @@ def _randomise(model: torch.nn.Module) -> None:
                 parameter.copy_(0.2 * noise + parameter.mean())
             elif "sinks" in name or "output_scale" in name:
                 parameter.copy_(noise + 1)
+            elif model.config.model_type == "zamba2" and name.endswith(("mamba.D", "conv1d.bias")):
+                parameter.copy_(0.2 * noise + 1)
             elif parameter.dim() == 1:
                 parameter.copy_(0.3 * noise)
             elif any(part in name for part in ("embed", "wte", "lm_head")):
                 parameter.copy_(noise * 0.2)
+            elif model.config.model_type == "zamba2" and any(part in name for part in ("adapter", "q_proj", "k_proj")):
+                parameter.copy_(noise * 0.7 * parameter.shape[1] ** -0.5)
             elif parameter.dim() == 2:
                 parameter.copy_(noise * 1.5 * parameter.shape[1] ** -0.5)
             elif "conv" in name:

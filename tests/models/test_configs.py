@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+import transformers
 
 from canter.core.errors import CheckpointError, UnsupportedModelError
 from canter.core.state_specs import SharedState, StateKind
@@ -223,14 +224,18 @@ HYBRID_STATES = {
     "jamba": "RAR",
     "minimax": "RAR",
     "kimi-linear": "RRR",
+    "kimi-linear-latent": "RLR",
+    "kimi-linear-latent-queries": "LRL",
+    "zamba2": "RARARAR",
+    "zamba2-one-block": "ARRAR",
 }
 
 
 @pytest.mark.parametrize("family", HYBRIDS, ids=lambda f: f.name)
 def test_a_hybrid_has_a_memory_for_each_mixer_that_needs_one(family: Family) -> None:
     model_class = get_model_class(family.architecture)
-    specs = model_class.state_specs(model_class.Args.from_hf(saved_config(family)), 16, "int8_per_token_head", "bfloat16")
-    kinds = {StateKind.RECURRENT: "R", StateKind.FULL: "A"}
+    specs = model_class.state_specs(model_class.Args.from_hf(saved_config(family)), 16, "fp8_e4m3", "bfloat16")
+    kinds = {StateKind.RECURRENT: "R", StateKind.FULL: "A", StateKind.MLA: "L"}
     assert list(specs) == list(range(len(specs)))
     assert "".join(kinds[spec.kind] for spec in specs.values()) == HYBRID_STATES[family.name]
     for spec in specs.values():
@@ -242,7 +247,7 @@ def test_a_hybrid_has_a_memory_for_each_mixer_that_needs_one(family: Family) -> 
                 and types.get("state", "float32") == "float32"
             )
         else:
-            assert types["k"] == types["v"] == "int8"
+            assert set(types) in ({"k", "v"}, {"latent"}) and set(types.values()) == {"float8_e4m3fn"}
 
 
 @pytest.mark.parametrize(
@@ -256,9 +261,13 @@ def test_a_hybrid_has_a_memory_for_each_mixer_that_needs_one(family: Family) -> 
         ("qwen3-next", {"num_experts": 4}, ["num_experts"]),
         ("jamba", {"num_experts": 4}, ["num_experts", "4"]),
         ("minimax", {"num_local_experts": 4}, ["num_local_experts", "4"]),
-        ("kimi-linear", {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}, ["attention", "layer 1"]),
+        ("kimi-linear-latent", {"attention_bias": True}, ["attention_bias"]),
         ("kimi-linear", {"mlp_layer_types": ["dense", "dense", "sparse"]}, ["Experts", "layer 2"]),
         ("mamba2", {"hidden_act": "relu"}, ["hidden_act", "relu"]),
+        ("zamba2", {"use_long_context": True}, ["use_long_context"]),
+        ("zamba2", {"num_key_value_heads": 2}, ["num_key_value_heads", "6"]),
+        ("zamba2", {"tie_word_embeddings": False}, ["tie_word_embeddings"]),
+        ("zamba2", {"num_hidden_layers": 65, "layers_block_type": ["hybrid"] * 65}, ["layers_block_type", "65"]),
     ],
 )
 def test_what_hybrids_cannot_do_yet_is_refused(name: str, change: dict[str, Any], words: list[str]) -> None:
@@ -280,12 +289,28 @@ def test_what_hybrids_cannot_do_yet_is_refused(name: str, change: dict[str, Any]
         ("falcon-h1", {"ssm_multipliers": [1.0]}, ["ssm_multipliers", "5"]),
         ("nemotron-h", {"layers_block_type": None, "layer_types": None, "hybrid_override_pattern": "MX"}, ["hybrid_override_pattern"]),
         ("qwen3-next", {"linear_num_value_heads": 3}, ["linear_num_value_heads", "3"]),
+        ("zamba2", {"n_mamba_heads": 7}, ["n_mamba_heads", "96"]),
+        ("zamba2", {"num_attention_heads": 5, "num_key_value_heads": 5}, ["num_attention_heads", "96"]),
     ],
 )
 def test_malformed_hybrid_configs_are_refused_by_key(name: str, change: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(CheckpointError) as caught:
         get_model_class(BY_NAME[name].architecture).Args.from_hf(saved_config(BY_NAME[name]) | change)
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_latents_have_no_scales() -> None:
+    model_class = get_model_class("KimiLinearForCausalLM")
+    args = model_class.Args.from_hf(saved_config(BY_NAME["kimi-linear-latent"]))
+    with pytest.raises(UnsupportedModelError, match="int8_per_token_head is not supported by latent attention"):
+        model_class.state_specs(args, 16, "int8_per_token_head", "bfloat16")
+
+
+def test_published_zamba2_layers() -> None:
+    """Without `layers_block_type` a config means those of the 2.7B."""
+    args = get_model_class("Zamba2ForCausalLM").Args.from_hf({"hidden_size": 64, "n_mamba_heads": 2})
+    assert [i for i, uses_block in enumerate(args.layers) if uses_block] == [6, 12, 18, 24, 30, 36, 42, 47, 51]
+    assert transformers.Zamba2Config().hybrid_layer_ids == [6, 12, 18, 24, 30, 36, 42, 47, 51]
 
 
 def test_original_hybrid_configs() -> None:

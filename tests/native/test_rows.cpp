@@ -91,6 +91,8 @@ TEST(rms_norm_of_extremes) {
 
 double silu(double x) { return x / (1 + std::exp(-x)); }
 
+double gelu_by_erf(double x) { return x * std::erfc(-x / std::sqrt(2)) / 2; }
+
 double gelu(double x) { return x / (1 + std::exp(-2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
 
 template <class T>
@@ -100,12 +102,13 @@ void check_gated(const Buffer<T>& x, std::int64_t rows, std::int64_t width, Acti
     for (std::int64_t r = 0; r < rows; ++r) {
         for (std::int64_t i = 0; i < width; ++i) {
             const double gate = to_float(x[r * 2 * width + i]), up = to_float(x[r * 2 * width + width + i]);
-            const double activated = activation == Activation::silu ? silu(gate) : gelu(gate);
+            const double activated = activation == Activation::silu ? silu(gate) : activation == Activation::gelu ? gelu_by_erf(gate) : gelu(gate);
             const double expected = static_cast<double>(static_cast<float>(activated)) * up;
             // Far out, e^-x times x is a number in double and gone in float32: what remains is zero, or NaN times infinity.
             if (extreme && (std::abs(activated) < 1e-30 || std::isinf(gate)) && !std::isfinite(up)) continue;
             check_close("gated", r * width + i, to_float(out[r * width + i]), expected,
-                        relative_of<T>(activation == Activation::silu ? 8 : 64), 1e-30 * std::max(1.0, std::abs(up)));
+                        relative_of<T>(activation == Activation::silu ? 8 : 64),
+                        (activation == Activation::gelu ? 2e-6 : 1e-30) * std::max(1.0, std::abs(up)));
         }
         Buffer<T> alone(width);
         gated({x.data() + r * 2 * width, alone.data(), dtype_of<T>, activation, 1, width});
@@ -115,7 +118,7 @@ void check_gated(const Buffer<T>& x, std::int64_t rows, std::int64_t width, Acti
 
 TEST(gated) {
     Random random(3);
-    for (const Activation activation : {Activation::silu, Activation::gelu_tanh}) {
+    for (const Activation activation : {Activation::silu, Activation::gelu_tanh, Activation::gelu}) {
         for (const std::int64_t width : kWidths) {
             check_gated(random_buffer<float>(random, 3 * 2 * width, 6), 3, width, activation, false);
             check_gated(random_buffer<bf16>(random, 3 * 2 * width, 6), 3, width, activation, false);
@@ -123,6 +126,20 @@ TEST(gated) {
         check_gated(extreme_buffer<float>(random, 2 * 3 * 500), 3, 500, activation, true);
         check_gated(extreme_buffer<bf16>(random, 2 * 3 * 500), 3, 500, activation, true);
         for_threads([&] { check_gated(random_buffer<float>(random, 2 * 100 * 130), 100, 130, activation, false); });
+    }
+}
+
+TEST(concat) {
+    Random random(8);
+    for (const std::int64_t width : kWidths) {
+        const std::int64_t rows = 5, other = 7, stride = width + 3;
+        const Buffer<float> x = random_buffer<float>(random, rows * stride, 1), y = random_buffer<float>(random, rows * other, 1);
+        Buffer<float> out(rows * (width + other));
+        concat({x.data(), y.data(), out.data(), rows, width * 4, other * 4, stride * 4, other * 4});
+        for (std::int64_t r = 0; r < rows; ++r) {
+            check_same_bits("concat, x", out.data() + r * (width + other), x.data() + r * stride, width);
+            check_same_bits("concat, y", out.data() + r * (width + other) + width, y.data() + r * other, other);
+        }
     }
 }
 

@@ -75,11 +75,11 @@ def test_a_program_gives_the_bits_of_eager_steps(family: Family, directory: Path
 
 
 @pytest.mark.parametrize("family", BY_REFERENCE, ids=lambda family: family.name)
-def test_a_mask_that_no_kernel_has_makes_steps_eager(family: Family, tmp_path: Path) -> None:
+def test_a_mask_or_a_cache_that_no_kernel_has_makes_steps_eager(family: Family, tmp_path: Path) -> None:
     loaded = load(save_oracle(family, tmp_path), "float32", family.max_model_len)
     harness = Harness(loaded, 4)
     steps = make_steps(loaded.model, harness.caches, harness._group_of_layer, harness.inputs, eager=False)
-    assert steps.eager_reason == "paged_attention by reference can't be recorded"
+    assert steps.eager_reason.endswith("by reference can't be recorded")
 
 
 @pytest.mark.parametrize("cache_dtype", ["bfloat16", "float16"])

@@ -90,6 +90,9 @@ UNTIMED_OPS = (
     "mix_streams",
     "add_to_streams",
     "match_streams",
+    "concat",
+    "head_linear",
+    "gelu_and_mul",
     "known_ids",
 )
 """What single families do to elements one by one: a small share of any step, which `canter bench step` shows."""

@@ -12,7 +12,7 @@ from canter.kernels.native import packed
 from canter.kernels.native.layout import contiguous, has_packed_rows, require, type_code
 from canter.kernels.packed import BlockRows, PackedMatrix
 
-_SILU, _GELU_TANH = 0, 1
+_SILU, _GELU_TANH, _GELU = 0, 1, 2
 
 POINTWISE = {"silu": 0, "relu_squared": 1, "scale_columns": 2, "sigmoid_mul": 3, "silu_mul": 4, "weighted_sum": 5}
 POINTWISE |= {"gelu_tanh": 6, "gelu": 7, "gelu_tanh_mul": 8}
@@ -145,6 +145,18 @@ def match_streams(row: Tensor, x: Tensor) -> Tensor:
     return out
 
 
+def concat(x: Tensor, y: Tensor) -> Tensor:
+    """As the reference."""
+    fits = x.dim() == y.dim() == 2 and x.shape[0] == y.shape[0] and x.dtype == y.dtype
+    require(fits, "concat", "x [T, N] and y [T, M] of one type", x, y)
+    x, y = (z if z.stride(1) == 1 else z.contiguous() for z in (x, y))
+    size = x.element_size()
+    out = torch.empty((x.shape[0], x.shape[1] + y.shape[1]), dtype=x.dtype)
+    widths = x.shape[1] * size, y.shape[1] * size, x.stride(0) * size, y.stride(0) * size
+    _native.concat(x.data_ptr(), y.data_ptr(), out.data_ptr(), x.shape[0], *widths)
+    return out
+
+
 def _gated(op: str, gate_up: Tensor, activation: int) -> Tensor:
     require(gate_up.dim() == 2 and gate_up.shape[1] % 2 == 0, op, "[T, 2 I]", gate_up)
     gate_up = gate_up.contiguous()
@@ -162,6 +174,11 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
     """As the reference."""
     return _gated("gelu_tanh_and_mul", gate_up, _GELU_TANH)
+
+
+def gelu_and_mul(gate_up: Tensor) -> Tensor:
+    """As the reference."""
+    return _gated("gelu_and_mul", gate_up, _GELU)
 
 
 def _pointwise(op: str, x: Tensor, y: Tensor | None = None, factors: Tensor | None = None, a: float = 1.0, b: float = 1.0) -> Tensor:

@@ -22,7 +22,7 @@ from canter.kernels.recorder import Buffer, Recorder, RecordError, Symbol
 
 Place = Callable[[Symbol], Any]
 
-_SILU, _GELU_TANH = 0, 1
+_SILU, _GELU_TANH, _GELU = 0, 1, 2
 
 
 def _require(holds: bool, op: str, expected: str) -> None:
@@ -228,6 +228,20 @@ def match_streams(row: Symbol, x: Symbol) -> Symbol:
     return out
 
 
+def concat(x: Symbol, y: Symbol) -> Symbol:
+    """[rows, N] and [rows, M] -> [rows, N + M]."""
+    fits = _has_packed_rows(x) and _has_packed_rows(y) and x.dtype == y.dtype
+    _require(fits, "concat", "x [T, N] and y [T, M] of one type in packed rows")
+    out, size = x.recorder.new(x.dtype, x.tail[0] + y.tail[0]), x.dtype.itemsize
+    widths = x.tail[0] * size, y.tail[0] * size, x.strides[0] * size, y.strides[0] * size
+
+    def emit(program: Any, at: Place) -> None:
+        program.concat(at(x), at(y), at(out), *widths)
+
+    x.recorder.add("concat", [x, y], [out], emit, by_row=True)
+    return out
+
+
 def _gated(op: str, gate_up: Symbol, activation: int) -> Symbol:
     fits = len(gate_up.tail) == 1 and gate_up.tail[0] % 2 == 0 and gate_up.is_contiguous()
     _require(fits, op, "contiguous [T, 2 I]")
@@ -250,6 +264,11 @@ def silu_and_mul(gate_up: Symbol) -> Symbol:
 def gelu_tanh_and_mul(gate_up: Symbol) -> Symbol:
     """[rows, 2 I] -> [rows, I]."""
     return _gated("gelu_tanh_and_mul", gate_up, _GELU_TANH)
+
+
+def gelu_and_mul(gate_up: Symbol) -> Symbol:
+    """[rows, 2 I] -> [rows, I]."""
+    return _gated("gelu_and_mul", gate_up, _GELU)
 
 
 def _pointwise(op: str, x: Symbol, y: Symbol | None = None, factors: Tensor | None = None, a: float = 1.0, b: float = 1.0) -> Symbol:

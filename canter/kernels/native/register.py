@@ -26,6 +26,8 @@ def rejects(device: str, dtype: torch.dtype, **facts: Any) -> str | None:
                 return f"cache_dtype {str(value).removeprefix('torch.')} is none of {known}"
         elif name == "mask" and value:
             return f"has no {value} mask"
+        elif name == "cache_layout":
+            return f"reads keys and values from two caches, not from {value}"
         elif name.endswith("dtype") and value not in TYPE_CODES:
             return f"{name} {str(value).removeprefix('torch.')} is neither float32 nor bfloat16"
     return None
@@ -42,6 +44,7 @@ def register() -> None:
         dense.add_rms_norm,
         dense.silu_and_mul,
         dense.gelu_tanh_and_mul,
+        dense.gelu_and_mul,
         dense.silu,
         dense.relu_squared,
         dense.scale_columns,
@@ -56,6 +59,7 @@ def register() -> None:
         dense.mix_streams,
         dense.add_to_streams,
         dense.match_streams,
+        dense.concat,
         dense.softcap,
         attention.rotary,
         attention.write_kv,

@@ -20,6 +20,12 @@ def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
     return (functional.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
 
 
+def gelu_and_mul(gate_up: Tensor) -> Tensor:
+    """`gelu(gate) * up` of `gate_up[T, 2I]` with `gelu(x) = x Phi(x)`, the gate half first: `[T, I]`."""
+    gate, up = gate_up.double().chunk(2, -1)
+    return (functional.gelu(gate) * up).to(gate_up.dtype)
+
+
 def silu(x: Tensor) -> Tensor:
     """`x * sigmoid(x)` of `x[T, N]`."""
     return functional.silu(x.float()).to(x.dtype)

@@ -140,7 +140,7 @@ def paged_attention(
     lets the layers of a group share work. Blocks of which no position is seen are not read, whatever the table says of them.
     Raises `IndexError` for a block outside the cache or more positions than the table holds.
     """
-    out = torch.zeros_like(q, memory_format=torch.contiguous_format)
+    out = q.new_zeros(*q.shape[:2], v_cache.shape[3])
     num_blocks, _, block_size, _ = v_cache.shape
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
     prompts = [0] * len(lengths) if prompt_lens is None else prompt_lens.tolist()

@@ -36,6 +36,12 @@ def linear(x: Tensor, weight: Tensor | PackedMatrix, bias: Tensor | None) -> Ten
     return product.to(x.dtype)
 
 
+def head_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """`x[T, H, K]` times `weight[H, N, K]` transposed, head by head: `[T, H, N]` in the type of x, accumulated in float32."""
+    product: Tensor = torch.einsum("thk,hnk->thn", x.float(), weight.float())
+    return product.to(x.dtype).contiguous()
+
+
 def round_runs(x: Tensor, run: int) -> Tensor:
     """x as int8 codes times a scale for each run of elements of a row; 0 leaves x alone."""
     if run == 0 or x.numel() == 0:

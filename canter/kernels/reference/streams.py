@@ -1,4 +1,4 @@
-"""Several residual streams side by side (AltUp, arXiv 2301.13310): mixed, added to, brought to one magnitude.
+"""Rows side by side, and several residual streams that lie so (AltUp, arXiv 2301.13310): mixed, added to, brought to one magnitude.
 
 Streams of `[T, S * H]` lie one behind the other in a row. Computed in float32, rounded once.
 """
@@ -38,3 +38,8 @@ def match_streams(row: Tensor, x: Tensor) -> Tensor:
     found = wide.square().mean(2).clamp(min=LEAST_SQUARE).sqrt()
     matched = wide * (target[:, None] / found).unsqueeze(2)
     return torch.cat((row, matched.flatten(1).to(x.dtype)), 1)
+
+
+def concat(x: Tensor, y: Tensor) -> Tensor:
+    """Rows of `x[T, N]` and `y[T, M]` side by side: `[T, N + M]`."""
+    return torch.cat((x, y), 1)
