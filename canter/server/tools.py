@@ -141,10 +141,16 @@ def forced_output(use: ToolUse) -> StructuredOutputsParams | None:
 
 def strict_calls(format: OutputFormat, options: ParseOptions) -> StructuredOutputsParams | None:
     """The grammar of an answer that may call strict functions: free text, and calls whose arguments obey. None where no function is
-    strict, or where nobody knows how to hold this model to them."""
+    strict. Raises `InvalidRequestError` where a function is and this model can't be held to it."""
     written = format.written_calls
-    if options.tool_choice != "auto" or written is None or not any(tool.strict for tool in options.tools):
+    if options.tool_choice != "auto" or not any(tool.strict for tool in options.tools):
         return None
+    if written is None:
+        raise InvalidRequestError(
+            "tools: this server doesn't know how to hold the model's calls to a schema where it may also answer with text. Leave strict "
+            "out, or set tool_choice to required or to a function.",
+            "tools",
+        )
     for i, tool in enumerate(options.tools):
         _checked_schema(tool, i)
     tag = {"type": "structural_tag", "format": written.tag(options.tools, options.parallel_tool_calls)}

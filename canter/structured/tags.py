@@ -57,7 +57,7 @@ class _Writer:
             "const_string": lambda item, path: self._markers.literal(_text(item, "value", path)),
             "json_schema": self._json_schema,
             "any_text": lambda item, path: self._free(item, None, path),
-            "regex": lambda item, path: regex_literal(_text(item, "pattern", path)),
+            "regex": self._regex,
             "grammar": self._grammar,
             "sequence": self._sequence,
             "or": self._or,
@@ -87,6 +87,10 @@ class _Writer:
             schema = {}
         return self._rule("%json " + json.dumps(prepared(_object(schema, f"{path}.json_schema"), self._constraint)), "json")
 
+    def _regex(self, item: dict[str, Any], path: str) -> str:
+        pattern = _text(item, "pattern", path, empty=True)
+        return regex_literal(pattern) if pattern else ""
+
     def _grammar(self, item: dict[str, Any], path: str) -> str:
         text = _text(item, "grammar", path)
         name = f"grammar_{len(self.grammars)}"
@@ -101,18 +105,23 @@ class _Writer:
             # No text that holds one of them.
             words = "|".join(map(_escaped, excluded))
             body = f"{body} & ~{regex_literal(f'{TEXT}({words}){TEXT}')}"
-        name = f"TEXT_{len(self.rules)}"
-        self.rules.append(f"{name}: {body}")
+        if "unlike" in item:
+            body = f"{body} & ~{regex_literal(_text(item, 'unlike', path))}"
+        name = self._rule(body, "TEXT")
         if until is None:
             return name
-        first, *rest = self._markers.split(until)
-        if first in self._markers.ids:
-            return f"{name} {self._markers.literal(until)}"
-        lazy = self._rule(f"{name} {self._markers.literal(first)}", "until", "[lazy]")
-        return " ".join([lazy, self._markers.literal("".join(rest))]).strip()
+        pieces = self._markers.split(until)
+        if not any(piece in self._markers.ids for piece in pieces):
+            return self._rule(f"{name} {self._markers.literal(until)}", "until", "[lazy]")
+        # The marker says that the text has ended: what looks like the text before it may stand anywhere.
+        if pieces[0] not in self._markers.ids:
+            name = self._rule(f"{name} {self._markers.literal(pieces.pop(0))}", "TEXT")
+        return f"{name} {self._markers.literal(''.join(pieces))}"
 
     def _sequence(self, item: dict[str, Any], path: str) -> str:
         elements = [_object(e, f"{path}.elements[{i}]") for i, e in enumerate(_list(item.get("elements"), f"{path}.elements"))]
+        if item.get("optional") or item.get("separator"):
+            return self._listed(item, elements, path)
         parts: list[str] = []
         until_next = False
         for i, element in enumerate(elements):
@@ -130,6 +139,22 @@ class _Writer:
             else:
                 parts.append(self.write(element, where))
         return " ".join(filter(None, parts))
+
+    def _listed(self, item: dict[str, Any], elements: list[dict[str, Any]], path: str) -> str:
+        """A sequence some of whose elements may be left out, with a separator between those that are there."""
+        optional = item.get("optional") or []
+        if not isinstance(optional, list) or not all(isinstance(i, int) and 0 <= i < len(elements) for i in optional):
+            raise _wrong(f"{path}.optional must be a list of the places of elements, got {optional!r:.80}")
+        separator = self._markers.literal(_text({"separator": "", **item}, "separator", path, empty=True))
+        first = then = '""'  # what may follow where nothing has been written yet, and where something has
+        for i in reversed(range(len(elements))):
+            element = self._rule(self.write(elements[i], f"{path}.elements[{i}]") or '""', "element")
+            begun, added = f"{element} {then}", f"{separator} {element} {then}"
+            if i in optional:
+                first, then = self._any_of([begun, first]), self._any_of([added, then])
+            else:
+                first, then = self._rule(begun), self._rule(added)
+        return first
 
     def _or(self, item: dict[str, Any], path: str) -> str:
         elements = _list(item.get("elements"), f"{path}.elements")

@@ -7,6 +7,7 @@ import string
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from canter.text.parsing.args.coercion import inlined
 from canter.text.parsing.events import CallArguments, CallEnd, CallStart, ContentText, Event, ReasoningText
 from canter.text.parsing.options import ParseOptions
 
@@ -155,7 +156,7 @@ class Emitter:
         self._pending = (name, call_id)
 
     def schema(self, name: str) -> Mapping[str, Any]:
-        return self._schemas.get(name, {})
+        return inlined(self._schemas.get(name, {}))
 
     def is_declared(self, name: str) -> bool:
         return name in self._schemas

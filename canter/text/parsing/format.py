@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from canter.text.parsing.args.tagged import Trim, ValueType
-from canter.text.parsing.call_tags import WrittenCalls
+from canter.text.parsing.call_tags import CallWriting
 from canter.text.parsing.emitter import Emitter, NewId, random_id
 from canter.text.parsing.options import ParseOptions
 from canter.text.tokenizer import Tokenizer
@@ -148,7 +148,7 @@ class Calls:
     initial: str = CONTENT
     new_id: NewId = random_id
     preserved: tuple[str, ...] = ()
-    written: WrittenCalls | None = None
+    written: CallWriting | None = None
 
 
 def _always(options: ParseOptions) -> bool:

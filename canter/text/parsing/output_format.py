@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from canter.text.parsing.call_tags import WrittenCalls
+from canter.text.parsing.call_tags import CallWriting
 from canter.text.parsing.emitter import Emitter, random_id
 from canter.text.parsing.format import CONTENT, REASONING, Calls, Rule, State, Thoughts
 from canter.text.parsing.json_choice import START, choice_rules, choice_states
@@ -42,7 +42,7 @@ class ComposedFormat:
         return self._thoughts is not None
 
     @property
-    def written_calls(self) -> WrittenCalls | None:
+    def written_calls(self) -> CallWriting | None:
         """How the model is held to the schemas of functions, where the format knows."""
         return self._calls.written if self._calls is not None else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from canter.text.parsing.call_tags import WrittenCalls
+from canter.text.parsing.call_tags import CallWriting
 from canter.text.parsing.events import Event
 from canter.text.parsing.options import ParseOptions
 
@@ -43,7 +43,7 @@ class OutputFormat(Protocol):
     def reads_thoughts(self) -> bool: ...
 
     @property
-    def written_calls(self) -> WrittenCalls | None:
+    def written_calls(self) -> CallWriting | None:
         """How calls are written, for holding an answer to the schemas of its functions; None where that isn't known."""
         ...
 

@@ -21,6 +21,8 @@ _MAX_DEPTH = 32
 """Levels of anyOf, properties and items that are followed: schemas are a stranger's."""
 
 _MAX_REFERENCES = 8
+_MAX_INLINED = 10_000
+"""Parts of a schema whose references are followed."""
 
 _MISSING = object()
 
@@ -99,6 +101,51 @@ def resolved(schema: object, root: Mapping[str, Any]) -> object:
     return schema
 
 
+def inlined(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema with what its references refer to in their place. References that come back to themselves stay, and all of them do in a
+    schema that would grow too large."""
+    if not _refers(schema):
+        return schema
+    budget = [_MAX_INLINED]
+    try:
+        found = _inlined(schema, schema, (), budget)
+    except RecursionError:
+        return schema
+    return found if budget[0] > 0 and isinstance(found, Mapping) else schema
+
+
+def _refers(schema: Mapping[str, Any]) -> bool:
+    todo: list[object] = [schema]
+    while todo:
+        inner = todo.pop()
+        if isinstance(inner, Mapping):
+            if "$ref" in inner:
+                return True
+            todo += inner.values()
+        elif isinstance(inner, list):
+            todo += inner
+    return False
+
+
+def _inlined(schema: object, root: Mapping[str, Any], path: tuple[str, ...], budget: list[int]) -> object:
+    """`path`: the references that lead here."""
+    budget[0] -= 1
+    if budget[0] <= 0:
+        return schema
+    if isinstance(schema, list):
+        return [_inlined(inner, root, path, budget) for inner in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference not in path:
+        target = resolved({"$ref": reference}, root)
+        if isinstance(target, Mapping) and "$ref" not in target:
+            beside = {key: value for key, value in schema.items() if key != "$ref"}
+            return _inlined({**target, **beside}, root, (*path, reference), budget)
+    skipped = ("$defs", "definitions") if schema is root else ()
+    return {key: inner if key in skipped else _inlined(inner, root, path, budget) for key, inner in schema.items()}
+
+
 def item_schema(schema: object) -> object:
     """The schema of a list's items."""
     return _keyword(schema, "items")
@@ -175,9 +222,9 @@ def _named_types(schema: object, depth: int) -> frozenset[str]:
             found.add(_canonical(name))
     enum = schema.get("enum")
     if isinstance(enum, list):
-        found.update(map(_type_of, enum))
+        found.update(map(type_of, enum))
     if "const" in schema:
-        found.add(_type_of(schema["const"]))
+        found.add(type_of(schema["const"]))
     for inner in _alternatives(schema):
         found |= _named_types(inner, depth + 1)
     if not found:
@@ -197,7 +244,8 @@ def _canonical(name: str) -> str:
     return next((kind for prefix, kind in _PREFIXES if lowered.startswith(prefix)), "string")
 
 
-def _type_of(value: object) -> str:
+def type_of(value: object) -> str:
+    """The JSON type of a value."""
     if value is None:
         return "null"
     if isinstance(value, bool):

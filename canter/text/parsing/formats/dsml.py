@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from canter.text.parsing.argument_tags import WrittenArguments
+from canter.text.parsing.call_tags import WrittenCalls
 from canter.text.parsing.format import GAP, KEY, NAME, SKIP, Calls, Detection, Family, Rule, State, Thoughts, off_unless_on
 from canter.text.parsing.options import ParseOptions
 
@@ -16,6 +18,13 @@ def _dsml(wrapper: str, blank: str = "") -> Calls:
 
     start, end = f"<{_TOKEN}{blank}{wrapper}>", f"</{_TOKEN}{blank}{wrapper}>"
     (invoke, invoke_end), (parameter, parameter_end) = element("invoke"), element("parameter")
+    arguments = WrittenArguments(
+        parameter,
+        "",
+        f"{parameter_end}\n",
+        (parameter_end, parameter, invoke_end, end),
+        lambda kind: f'" string="{"true" if kind == "string" else "false"}">',
+    )
     return Calls(
         states={
             "PREAMBLE": SKIP,
@@ -40,6 +49,9 @@ def _dsml(wrapper: str, blank: str = "") -> Calls:
             Rule("PREAMBLE BETWEEN PARAMETERS TEXT JSON VALUE CONTENT", end, "CONTENT"),
         ),
         preserved=(_TOKEN,),
+        written=WrittenCalls(
+            start, lambda name: f'{invoke}{name}">\n', f"{invoke_end}\n", section=end, opens=(f"{start}\n",), arguments=arguments
+        ),
     )
 
 

@@ -5,10 +5,17 @@ from __future__ import annotations
 from functools import partial
 
 from canter.text.parsing.args.brace_body import BraceArguments
+from canter.text.parsing.argument_tags import SpelledArguments
+from canter.text.parsing.call_tags import WrittenCalls
 from canter.text.parsing.format import CONTENT, NAME, REASONING, SKIP, Calls, Detection, Family, Rule, State, Thoughts, never
 
 
+def _around_key(name: str) -> tuple[str, str]:
+    return f"{name}:", ""
+
+
 def _brace_calls(start: str, end: str, quote: str) -> Calls:
+    arguments = SpelledArguments(_around_key, ",", quotes=(quote, quote), never=(quote, start, end))
     return Calls(
         states={"PREAMBLE": SKIP, "NAME": NAME, "ARGUMENTS": State("body", body=partial(BraceArguments, quote=quote))},
         rules=(
@@ -18,6 +25,7 @@ def _brace_calls(start: str, end: str, quote: str) -> Calls:
             Rule("PREAMBLE ARGUMENTS CONTENT", end, "CONTENT"),
         ),
         preserved=(quote,),
+        written=WrittenCalls(start, lambda name: f"{start}call:{name}{{", f"}}{end}", arguments=arguments),
     )
 
 

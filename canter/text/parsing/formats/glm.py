@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from canter.text.parsing.call_tags import WrittenArguments, WrittenCalls
+from canter.text.parsing.argument_tags import WrittenArguments
+from canter.text.parsing.call_tags import WrittenCalls
 from canter.text.parsing.format import (
     GAP,
     KEY,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from canter.text.parsing.args.json_body import JsonArguments
+from canter.text.parsing.call_tags import Tag, json_arguments
 from canter.text.parsing.format import CONTENT, DROP, REASONING, Calls, Detection, Family, Named, Rule, State, Thoughts, never
+from canter.text.parsing.options import Tool
 
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
@@ -45,7 +48,34 @@ _RULES = (
     *(Rule(f"{_MESSAGES} BETWEEN", end, "BETWEEN") for end in ("<|end|>", "<|call|>", "<|return|>")),
 )
 
-HARMONY = Calls(_STATES, _RULES, initial="HEADER")
+
+class WrittenMessages:
+    """An answer as messages: thoughts, content and calls. The prompt has begun the first one; a call ends the answer, or another
+    message follows. See `call_tags.CallWriting`."""
+
+    def tag(self, tools: Sequence[Tool], parallel: bool) -> Tag:
+        texts = [_text(f"<|channel|>{channel}<|message|>") for channel in ("analysis", "commentary", "final")]
+        messages = [*texts, *(call for tool in tools for call in _calls(tool))]
+        answer = {"type": "tags_with_separator", "tags": messages, "separator": "<|start|>assistant", "at_least_one": True}
+        # Without any header: the prompt may have begun the message itself.
+        return {"type": "or", "elements": [answer, {"type": "any_text"}]}
+
+
+def _text(header: str) -> Tag:
+    return {"type": "tag", "begin": header, "content": {"type": "any_text"}, "end": ["<|end|>", ""]}
+
+
+def _calls(tool: Tool) -> list[Tag]:
+    """The recipient stands before the channel or behind it; the arguments' type, if at all, before the text."""
+    to = f" to=functions.{tool.name}"
+    headers = [header for channel in ("commentary", "analysis") for header in (f"<|channel|>{channel}{to}", f"{to}<|channel|>{channel}")]
+    kinds = [{"type": "const_string", "value": kind} for kind in (" <|constrain|>json", "<|constrain|>json", " json", " code")]
+    message = {"type": "const_string", "value": "<|message|>"}
+    content = {"type": "sequence", "elements": [{"type": "or", "elements": kinds}, message, json_arguments(tool)], "optional": [0]}
+    return [{"type": "tag", "begin": header, "content": content, "end": ["<|call|>", ""]} for header in headers]
+
+
+HARMONY = Calls(_STATES, _RULES, initial="HEADER", written=WrittenMessages())
 HARMONY_THOUGHTS = Thoughts((), (), opens=never, states=_STATES, rules=_RULES, initial="HEADER")
 
 FAMILY = Family(

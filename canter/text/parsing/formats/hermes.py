@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from canter.text.parsing.args.json_body import JsonCalls
-from canter.text.parsing.call_tags import WrittenCalls
+from canter.text.parsing.call_tags import WrittenCalls, quoted
 from canter.text.parsing.format import Calls, Detection, Family, Rule, State
 
 
@@ -16,7 +14,7 @@ def _marked(start: str, end: str) -> Calls:
             Rule("CONTENT REASONING CALLS", start, "CALLS"),
             Rule("CALLS", end, "CONTENT"),
         ),
-        written=WrittenCalls(start, lambda name: f'{start}\n{{"name": {json.dumps(name)}, "arguments": ', f"}}\n{end}"),
+        written=WrittenCalls(start, lambda name: f'{start}\n{{"name": {quoted(name)}, "arguments": ', f"}}\n{end}"),
     )
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
+from canter.text.parsing.argument_tags import WrittenArguments
+from canter.text.parsing.call_tags import WrittenCalls
 from canter.text.parsing.format import GAP, KEY, NAME, SKIP, VALUE, Calls, Detection, Family, Rule, State, Thoughts
 from canter.text.parsing.options import ParseOptions
 from canter.text.tokenizer import Tokenizer
@@ -17,12 +20,19 @@ def token_suffix(tokenizer: Tokenizer) -> str:
     return next((match[1] for match in map(_SUFFIXED.fullmatch, texts) if match), "")
 
 
-def _calls(tokenizer: Tokenizer) -> Calls:
+def _calls(tokenizer: Tokenizer, line: str = "\n", separator: str = "tool_sep") -> Calls:
+    """`line`: what the model writes between tags; `separator`: the tag behind a name, empty where there is none."""
     suffix = token_suffix(tokenizer)
 
     def tag(name: str) -> str:
         return f"<{name}{suffix}>"
 
+    arguments = WrittenArguments(
+        tag("arg_key"),
+        f"{tag('/arg_key')}{line}{tag('arg_value')}",
+        f"{tag('/arg_value')}{line}",
+        tuple(map(tag, ("arg_key", "/arg_value", "tool_call", "/tool_call", "tool_calls", "/tool_calls"))),
+    )
     return Calls(
         states={
             "SECTION": SKIP,
@@ -42,6 +52,14 @@ def _calls(tokenizer: Tokenizer) -> Calls:
             Rule("VALUE", tag("/arg_value"), "ARGUMENTS"),
             Rule("NAME ARGUMENTS VALUE", tag("/tool_call"), "BETWEEN"),
             Rule("SECTION BETWEEN ARGUMENTS VALUE CONTENT", tag("/tool_calls"), "CONTENT"),
+        ),
+        written=WrittenCalls(
+            tag("tool_calls"),
+            lambda name: f"{tag('tool_call')}{name}{tag(separator) if separator else ''}{line}",
+            f"{tag('/tool_call')}{line}",
+            section=tag("/tool_calls"),
+            opens=(f"{tag('tool_calls')}{line}",),
+            arguments=arguments,
         ),
     )
 
@@ -64,7 +82,7 @@ def _hy4_thoughts(tokenizer: Tokenizer) -> Thoughts:
 
 FAMILY = Family(
     # Hy4 does without the separator after a name.
-    calls={"hy_v3": _calls, "hy_v4": _calls},
+    calls={"hy_v3": _calls, "hy_v4": partial(_calls, line="", separator="")},
     thoughts={"hy_v3": _thoughts, "hy_v4": _hy4_thoughts},
     detect=(
         Detection(calls="hy_v3", thoughts="hy_v3", template=("<tool_calls", "<tool_sep", "<arg_key"), weight=1),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from canter.text.parsing.args.json_body import JsonCalls
+from canter.text.parsing.call_tags import BLANK, Unmarked, WrittenCalls, json_begin, json_list, objects_like, quoted
 from canter.text.parsing.format import ANSWER, CONTENT, SKIP, Calls, Detection, Family, Rule, State, Thoughts, never, on_unless_off
 from canter.text.parsing.formats.hermes import HERMES
 
@@ -13,10 +15,11 @@ _UNMARKED = State("body", body=partial(JsonCalls, declared_only=True), on_text="
 _START = State("content", on_text="CONTENT")
 
 
-def _between(start: str, end: str, sources: str = "CONTENT REASONING", body: State = _BODY) -> Calls:
+def _between(start: str, end: str, written: WrittenCalls, sources: str = "CONTENT REASONING", body: State = _BODY) -> Calls:
     return Calls(
         states={"CALLS": body},
         rules=(Rule(f"{sources} CALLS", start, "CALLS"), Rule("CONTENT CALLS", end, "CONTENT")),
+        written=written,
     )
 
 
@@ -29,13 +32,23 @@ GRANITE = Calls(
         Rule("START", "[", "UNMARKED", keeps=True),
     ),
     initial="START",
+    written=replace(
+        json_list("<|tool_call|>", "", blank=" "),
+        unmarked=Unmarked("[", "]", objects_like(r"\[")),
+        also=(json_list("<tool_call>", "", blank=" "),),
+    ),
 )
-GRANITE_20B = Calls(states={"CALLS": _BODY}, rules=(Rule("CONTENT REASONING CALLS", "<function_call>", "CALLS"),))
+GRANITE_20B = Calls(
+    states={"CALLS": _BODY},
+    rules=(Rule("CONTENT REASONING CALLS", "<function_call>", "CALLS"),),
+    written=WrittenCalls("<function_call>", json_begin('<function_call> {"name": '), "}"),
+)
 
 # The word is a marker only where a list follows it.
 PHI4_MINI = Calls(
     states={"MARKED": SKIP, "CALLS": _BODY},
     rules=(Rule("CONTENT REASONING CALLS", "functools", "MARKED"), Rule("MARKED", "[", "CALLS", keeps=True)),
+    written=WrittenCalls("functools[", json_begin(), "}", section="]", separator=", ", unlike=rf"(?s:.*functools{BLANK}+\[.*)"),
 )
 
 INTERNLM = Calls(
@@ -45,10 +58,19 @@ INTERNLM = Calls(
         Rule("ACTION", "<|plugin|>", "CALLS"),
         Rule("ACTION CALLS CONTENT", "<|action_end|>", "CONTENT"),
     ),
+    written=WrittenCalls("<|action_start|>", json_begin('<|action_start|><|plugin|>\n{"name": ', ', "parameters": '), "}<|action_end|>"),
 )
 
-# In a thought, the model only talks of its calls.
-HUNYUAN = _between("<tool_calls>", "</tool_calls>", sources="CONTENT")
+# In a thought, the model only talks of its calls. Hunyuan writes a list, MiniMax M1 an object a line.
+HUNYUAN = _between(
+    "<tool_calls>",
+    "</tool_calls>",
+    replace(
+        json_list("<tool_calls>", "</tool_calls>"),
+        also=(WrittenCalls("<tool_calls>", json_begin(), "}", section="\n</tool_calls>", opens=("<tool_calls>\n",), separator="\n"),),
+    ),
+    sources="CONTENT",
+)
 
 # A list that begins the answer or follows the thought, bare or fenced; or one that is marked in the way of another family.
 XLAM = Calls(
@@ -63,10 +85,30 @@ XLAM = Calls(
         Rule("CONTENT", "</think>", "AFTER"),
     ),
     initial="START",
+    written=replace(
+        json_list("[TOOL_CALLS]", ""),
+        unmarked=Unmarked("[", "]", objects_like(r"(?:.*(?:```json|</think>))?(?:[\s\x1c-\x1f]*\[)?")),
+        also=(json_list("<tool_call>", "</tool_call>"),),
+    ),
 )
 
 _COHERE_BODY = State("body", body=partial(JsonCalls, names=("tool_name",), arguments=("parameters",)), on_text="CONTENT")
-COHERE = _between("<|START_ACTION|>", "<|END_ACTION|>", body=_COHERE_BODY)
+COHERE = _between(
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+    WrittenCalls(
+        "<|START_ACTION|>",
+        lambda name: '    {"tool_call_id": "',
+        "}",
+        number="[0-9]{1,4}",
+        opening=lambda name: f'", "tool_name": {quoted(name)}, "parameters": ',
+        section="\n]<|END_ACTION|>",
+        opens=("<|START_ACTION|>[\n",),
+        separator=",\n",
+        texts=tuple((f"<|START_{word}|>", f"<|END_{word}|>") for word in ("RESPONSE", "TEXT")),
+    ),
+    body=_COHERE_BODY,
+)
 
 
 def _cohere_thoughts(answer: str) -> Thoughts:
@@ -78,6 +120,7 @@ def _cohere_thoughts(answer: str) -> Thoughts:
     )  # fmt: skip
 
 
+_APERTUS = json_list("<|tools_prefix|>", "<|tools_suffix|>", before="{", between=": ")
 _APERTUS_BODY = State("body", body=partial(JsonCalls, key_is_name=True), on_text="CONTENT")
 
 # The header of another message than the answer; the answer itself has none.
@@ -90,6 +133,18 @@ GIGACHAT3 = Calls(
         Rule("ROLE", "<|role_sep|>", "CALLS"),
     ),
     initial="START",
+    written=WrittenCalls(
+        "<|message_sep|>",
+        json_begin(),
+        "}",
+        section="",
+        opens=("<|message_sep|>\n\nfunction call<|role_sep|>\n",),
+        separator=None,
+        unlike=rf"(?s:.*function call{BLANK}*<\|role_sep\|>.*)",
+        unmarked=Unmarked("function call<|role_sep|>\n", ""),
+        texts=(("<|message_sep|>", None),),
+        also=(WrittenCalls("<|function_call|>", json_begin('<|function_call|>{"name": '), "}"),),
+    ),
 )
 
 _EITHER = ("Here is", "Here's")
@@ -115,13 +170,19 @@ FAMILY = Family(
         "granite-20b-fc": GRANITE_20B,
         "phi4_mini_json": PHI4_MINI,
         "internlm": INTERNLM,
-        "jamba": _between("<tool_calls>", "</tool_calls>"),
+        "jamba": _between(
+            "<tool_calls>",
+            "</tool_calls>",
+            WrittenCalls(
+                "<tool_calls>", json_begin('    {"name": '), "}", section="\n]</tool_calls>", opens=("<tool_calls>[\n",), separator=",\n"
+            ),
+        ),
         "xlam": XLAM,
         "hunyuan_a13b": HUNYUAN,
         "minimax": HUNYUAN,  # MiniMax M1
         "ernie45": HERMES,
         "gigachat3": GIGACHAT3,
-        "apertus": _between("<|tools_prefix|>", "<|tools_suffix|>", body=_APERTUS_BODY),
+        "apertus": _between("<|tools_prefix|>", "<|tools_suffix|>", _APERTUS, body=_APERTUS_BODY),
         "cohere_command3": COHERE,
         "cohere_command4": COHERE,
     },

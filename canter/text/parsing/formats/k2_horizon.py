@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from canter.text.parsing.args.json_body import JsonCalls
+from canter.text.parsing.argument_tags import WrittenArguments
+from canter.text.parsing.call_tags import WrittenCalls
 from canter.text.parsing.format import GAP, KEY, NAME, SKIP, VALUE, Calls, Detection, Family, Rule, State, Thoughts
 
 _INSIDE = "ARGUMENTS VALUE"
@@ -29,6 +31,19 @@ K2_HORIZON = Calls(
         Rule("VALUE", "</ifm|arg_value>", "ARGUMENTS"),
         Rule(f"NAME JSON {_INSIDE}", "</ifm|tool_call>", "BETWEEN"),
         Rule(f"SECTION BETWEEN JSON CONTENT {_INSIDE}", "</ifm|tool_calls>", "CONTENT"),
+    ),
+    written=WrittenCalls(
+        "<ifm|tool_calls>",
+        lambda name: f"<ifm|tool_call>{name}",
+        "</ifm|tool_call>",
+        section="</ifm|tool_calls>",
+        separator="\n",
+        arguments=WrittenArguments(
+            "<ifm|arg_key>",
+            "</ifm|arg_key><ifm|arg_value>",
+            "</ifm|arg_value>",
+            ("<ifm|arg_key>", "</ifm|arg_value>", "<ifm|tool_call>", "</ifm|tool_call>", "<ifm|tool_calls>", "</ifm|tool_calls>"),
+        ),
     ),
 )
 

@@ -49,7 +49,7 @@ KIMI_K2 = Calls(
         lambda name: f"<|tool_call_begin|>functions.{name}:",
         "<|tool_call_end|>",
         number="[0-9]{1,4}",
-        opening="<|tool_call_argument_begin|>",
+        opening=lambda _: "<|tool_call_argument_begin|>",
         section="<|tool_calls_section_end|>",
     ),
 )

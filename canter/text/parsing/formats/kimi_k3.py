@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import re
 
+from canter.text.parsing.argument_tags import WrittenArguments
+from canter.text.parsing.call_tags import WrittenCalls
 from canter.text.parsing.format import CONTENT, DROP, GAP, KEY, REASONING, SKIP, Calls, Detection, Family, Named, Rule, State, Thoughts
 from canter.text.parsing.formats.kimi import thinks
 
@@ -71,7 +73,31 @@ _RULES = (
     Rule("TAG_ENDED", _END_OF_TAG, "BETWEEN"),
 )
 
-KIMI_K3 = Calls(_STATES, _RULES)
+
+def _tag(words: str) -> str:
+    return f"{_OPEN}{words}{_END_OF_TAG}"
+
+
+def _end(word: str) -> str:
+    return f"{_CLOSE}{word}{_END_OF_TAG}"
+
+
+KIMI_K3 = Calls(
+    _STATES,
+    _RULES,
+    written=WrittenCalls(
+        _tag("tools"),
+        lambda name: f'{_OPEN}call tool="{html.escape(name)}" index="',
+        _end("call"),
+        number="[0-9]{1,4}",
+        opening=lambda _: f'"{_END_OF_TAG}',
+        section=_end("tools"),
+        arguments=WrittenArguments(
+            f'{_OPEN}argument key="', "", _end("argument"), (_OPEN, _CLOSE), lambda kind: f'" type="{kind}"{_END_OF_TAG}'
+        ),
+        texts=((_tag("response"), _end("response")), (_end("response"), None), (_end("message"), None)),
+    ),
+)
 KIMI_K3_THOUGHTS = Thoughts(
     (f"{_OPEN}think{_END_OF_TAG}",), (f"{_CLOSE}think{_END_OF_TAG}",), opens=thinks, needs_opening=True, in_prompt=True,
     states=_STATES, rules=_RULES,

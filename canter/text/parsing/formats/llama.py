@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from canter.text.parsing.args.json_body import JsonCalls
+from canter.text.parsing.call_tags import Unmarked, WrittenCalls, json_begin, objects_like
 from canter.text.parsing.emitter import Emitter
 from canter.text.parsing.format import Calls, Detection, Family, Rule, State
 
 
 def _unmarked(emitter: Emitter) -> JsonCalls:
     return JsonCalls(emitter, separators=";,", declared_only=True)
+
+
+_UNMARKED_CALLS = Unmarked("", "", objects_like(""))
+
+
+def _begins(name: str) -> tuple[str, ...]:
+    """The form of the prompt's example, and that in which the prompt lists the functions."""
+    return tuple(json_begin(before, ', "parameters": ')(name) for before in ('{"name": ', '{"type": "function", "name": '))
+
+
+def _written(start: str, end: str) -> WrittenCalls:
+    return WrittenCalls(start, _begins, "}", section=end, separator="; ")
 
 
 LLAMA3_JSON = Calls(
@@ -22,6 +37,7 @@ LLAMA3_JSON = Calls(
         Rule("START", "{", "UNMARKED", keeps=True),
     ),
     initial="START",
+    written=replace(_written("<|python_tag|>", ""), unmarked=_UNMARKED_CALLS),
 )
 
 # Llama 4 has tokens of its own around what is no prose.
@@ -33,6 +49,11 @@ LLAMA4_JSON = Calls(
         Rule("CONTENT UNMARKED MARKED", "<|python_end|>", "CONTENT"),
     ),
     initial="START",
+    written=replace(
+        _written("<|python_start|>", "<|python_end|>"),
+        unmarked=_UNMARKED_CALLS,
+        also=(_written("<|python_tag|>", ""),),
+    ),
 )
 
 FAMILY = Family(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from canter.text.parsing.argument_tags import WrittenArguments
+from canter.text.parsing.call_tags import WrittenCalls
 from canter.text.parsing.format import GAP, KEY, NAME, Calls, Detection, Family, Rule, State
 
 MINICPM5 = Calls(
@@ -22,6 +24,14 @@ MINICPM5 = Calls(
         Rule("VALUE", "</param>", "PARAMETERS"),
         Rule("CDATA", "]]>", "PARAMETERS"),
         Rule("PARAMETERS VALUE", "</function>", "BETWEEN"),
+    ),
+    written=WrittenCalls(
+        '<function name="',
+        lambda name: f'<function name="{name}">',
+        "</function>",
+        arguments=WrittenArguments(
+            '<param name="', '">', "</param>", ("</param>", '<param name="', "</function>", '<function name="', "<![CDATA[")
+        ),
     ),
 )
 

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 from canter.text.parsing.args.element_body import ElementArguments
+from canter.text.parsing.argument_tags import SpelledArguments
+from canter.text.parsing.call_tags import WrittenCalls
 from canter.text.parsing.format import NAME, SKIP, Calls, Detection, Family, Rule, State, Thoughts
 from canter.text.parsing.options import ParseOptions
 
 _MARK = "]<]minimax[>["
 _START, _END, _INVOKE_END = f"{_MARK}<tool_call>", f"{_MARK}</tool_call>", f"{_MARK}</invoke>"
 _INVOKE = tuple(f"{_MARK}<invoke name={quote}" for quote in ('"', "'", ""))
+
+
+def _element(name: str) -> tuple[str, str]:
+    return f"{_MARK}<{name}>", f"{_MARK}</{name}>"
+
+
+_ARGUMENTS = SpelledArguments(
+    _element,
+    "",
+    quotes=("", ""),
+    never=(_MARK,),
+    items=("", ""),
+    item=_element("item"),
+    entries=("", ""),
+    names=re.compile(r"[^\W\d][\w.$-]{0,127}"),
+)
 
 # The mark stays in the text: tags are known by it and what follows it.
 MINIMAX_M3 = Calls(
@@ -28,6 +47,7 @@ MINIMAX_M3 = Calls(
         Rule("SECTION BETWEEN ARGUMENTS CONTENT", _END, "CONTENT"),
     ),
     preserved=(_MARK,),
+    written=WrittenCalls(_START, lambda name: f'\n{_INVOKE[0]}{name}">', _INVOKE_END, section=f"\n{_END}", arguments=_ARGUMENTS),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from canter.text.parsing.args.json_body import JsonArguments, JsonCalls
+from canter.text.parsing.call_tags import WrittenCalls, json_list
 from canter.text.parsing.emitter import mistral_id
 from canter.text.parsing.format import Calls, Detection, Family, Named, Rule, State, Thoughts, never, plain_name
 
@@ -30,6 +31,18 @@ MISTRAL = Calls(
         Rule("HEADER", "{", "ARGUMENTS", keeps=True),
     ),
     new_id=mistral_id,
+    # The tokenizer's version says which of these a model writes.
+    written=WrittenCalls(
+        "[TOOL_CALLS]",
+        lambda name: (f"[TOOL_CALLS]{name}", f"[TOOL_CALLS]{name}[ARGS]"),
+        "",
+        also=(
+            WrittenCalls(
+                "[TOOL_CALLS]", lambda name: f"[TOOL_CALLS]{name}[CALL_ID]", "", number="[a-zA-Z0-9]{9}", opening=lambda _: "[ARGS]"
+            ),
+            json_list("[TOOL_CALLS]", "", blank=" "),
+        ),
+    ),
 )
 
 FAMILY = Family(

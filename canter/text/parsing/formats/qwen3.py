@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from canter.text.parsing.call_tags import WrittenArguments, WrittenCalls
+from canter.text.parsing.argument_tags import WrittenArguments
+from canter.text.parsing.call_tags import WrittenCalls
 from canter.text.parsing.format import GAP, KEY, NAME, SKIP, Calls, Detection, Family, Rule, State, Thoughts, on_unless_off
 from canter.text.parsing.options import ParseOptions
 
@@ -12,6 +13,7 @@ def xml_calls(start: str, end: str, separators: str = "=") -> Calls:
 
     `separators`: what may stand between an element and its name; only the equal sign tells a function that has no marker before it.
     """
+    arguments = WrittenArguments("<parameter=", ">\n", "\n</parameter>\n", ("</parameter>", "<parameter=", "</function>", start, end))
     return Calls(
         states={
             "PREAMBLE": SKIP,
@@ -36,9 +38,8 @@ def xml_calls(start: str, end: str, separators: str = "=") -> Calls:
             start,
             lambda name: f"{start}\n<function={name}>\n",
             f"</function>\n{end}",
-            arguments=WrittenArguments(
-                "<parameter=", ">\n", "\n</parameter>\n", ("</parameter>", "<parameter=", "</function>", start, end)
-            ),
+            arguments=arguments,
+            also=(WrittenCalls("<function=", lambda name: f"<function={name}>\n", "</function>", arguments=arguments),),
         ),
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from canter.text.parsing.argument_tags import WrittenArguments
+from canter.text.parsing.call_tags import WrittenCalls
 from canter.text.parsing.format import GAP, KEY, NAME, SKIP, Calls, Detection, Family, Rule, State, Thoughts
 from canter.text.parsing.formats.qwen3 import xml_calls
 from canter.text.parsing.formats.think import DEEPSEEK_R1
@@ -30,6 +32,19 @@ STEP3 = Calls(
         Rule(_INSIDE, "</steptml:invoke>", "BETWEEN"),
         Rule(f"SECTION BETWEEN {_INSIDE}", "<｜tool_call_end｜>", "BETWEEN"),
         Rule(f"SECTION BETWEEN CONTENT {_INSIDE}", "<｜tool_calls_end｜>", "CONTENT"),
+    ),
+    written=WrittenCalls(
+        "<｜tool_calls_begin｜>",
+        lambda name: f'<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{name}">\n',
+        "</steptml:invoke><｜tool_call_end｜>\n",
+        section="<｜tool_calls_end｜>",
+        opens=("<｜tool_calls_begin｜>\n",),
+        arguments=WrittenArguments(
+            '<steptml:parameter name="',
+            '">',
+            "</steptml:parameter>\n",
+            ("</steptml:parameter>", '<steptml:parameter name="', "</steptml:invoke>", "<｜tool_call_end｜>", "<｜tool_calls_end｜>"),
+        ),
     ),
 )
 
