@@ -42,8 +42,7 @@ def test_cases_cover_the_table_and_every_implementation_runs_them() -> None:
             for impl in implementations(case.op):
                 result = kernels.timing(case, impl, "-", MACHINE)
                 assert result.seconds > 0 and result.of_limit > 0
-    assert seen == set(kernels.TIMED_OPS)
-    assert set(OPS) - seen == {"advance_step", *kernels.UNTIMED_OPS}
+    assert set(OPS) - seen == {"advance_step"} and seen <= set(OPS)
 
 
 def test_matrices_are_those_that_layers_fuse() -> None:

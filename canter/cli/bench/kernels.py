@@ -75,16 +75,8 @@ RECURRENT_SHAPES = (
 """Ops of recurrent layers, on the shapes of published models of about 130M (Mamba, Mamba-2) and 0.5B (gated delta), LFM2's
 convolution, lightning attention and Kimi's delta rule. They are timed as instructions of a step program."""
 
-UNTIMED_OPS = (
-    "silu",
-    "relu_squared",
-    "scale_columns",
-    "sigmoid_mul",
-    "silu_mul",
-    "weighted_sum",
-    "gelu",
-    "gelu_tanh",
-    "gelu_tanh_mul",
+FAMILY_OPS = (
+    "known_ids",
     "layer_norm",
     "sparse_relu",
     "mix_streams",
@@ -93,12 +85,23 @@ UNTIMED_OPS = (
     "concat",
     "head_linear",
     "gelu_and_mul",
-    "known_ids",
+    "silu",
+    "relu_squared",
+    "gelu",
+    "gelu_tanh",
+    "scale_columns",
+    "sigmoid_mul",
+    "silu_mul",
+    "gelu_tanh_mul",
+    "weighted_sum",
 )
-"""What single families do to elements one by one: a small share of any step, which `canter bench step` shows."""
+"""What single families do to elements one by one, timed at the width that it would have in this model."""
 
-TIMED_OPS = tuple(name for name in OPS if name != "advance_step" and name not in UNTIMED_OPS)
-"""The first moves a table on each time, and can't be repeated."""
+STREAMS = 4
+"""Residual streams side by side, as Gemma 3n has them."""
+
+TIMED_OPS = tuple(name for name in OPS if name != "advance_step")
+"""The one left out moves a table on each time, and can't be repeated."""
 
 GROUP = 128
 """Elements that share a scale, in formats that leave it open."""
@@ -224,6 +227,9 @@ def cases(
         for op in elementwise_ops(args, count):
             if op in ops:
                 yield lambda c=count, op=op: elementwise_case(op, c, args, dtype)  # type: ignore[misc]
+        for op in FAMILY_OPS:
+            if op in ops:
+                yield lambda c=count, op=op: family_case(op, c, args, dtype)  # type: ignore[misc]
         for op, shape in RECURRENT_SHAPES:
             if op in ops:
                 yield lambda c=count, op=op, s=shape: recurrent_case(op, s, c, dtype)  # type: ignore[misc]
@@ -356,6 +362,53 @@ def elementwise_case(op: str, rows: int, args: DecoderArgs, dtype: torch.dtype) 
         return Case(op, f"{args.vocab_size}", rows, "float32", [(logits, args.logit_softcap)], 2 * logits.nbytes)
     gate_up = torch.randn(rows, 2 * args.intermediate_size).to(dtype)
     return Case(op, f"{args.intermediate_size}", rows, type_name(dtype), [(gate_up,)], gate_up.nbytes * 3 // 2)
+
+
+def family_case(op: str, rows: int, args: DecoderArgs, dtype: torch.dtype) -> Case:
+    """One of `FAMILY_OPS`: those of the residual stream as wide as the model's, the others as wide as its MLP."""
+    if op == "known_ids":
+        ids = torch.randint(args.vocab_size, (rows,))
+        return Case(op, f"{args.vocab_size}", rows, "int64", [(ids, args.vocab_size // 2)], 2 * ids.nbytes)
+    if op == "head_linear":
+        heads, latent = 16, 512
+        values, weight = torch.randn(rows, heads, latent).to(dtype), torch.randn(heads, 128, latent).to(dtype)
+        moved, work = values.nbytes * 5 // 4 + weight.nbytes, 2 * rows * weight.numel()
+        return Case(op, f"{heads} heads, {latent} to 128", rows, type_name(dtype), [(values, weight)], moved, work)
+    of_stream = op in ("layer_norm", "weighted_sum", "concat", "mix_streams", "add_to_streams", "match_streams")
+    width = args.hidden_size if of_stream else args.intermediate_size
+
+    def random(width: int) -> torch.Tensor:
+        return torch.randn(rows, width).to(dtype)
+
+    x = random(width)
+    shape, moved = f"{width}", 2 * x.nbytes
+    call: inputs.Case = (x,)
+    if op.endswith("_streams"):
+        shape, streams = f"{STREAMS} streams of {width}", random(STREAMS * width)
+        if op == "mix_streams":
+            coefs = random(STREAMS * STREAMS)
+            call, moved = (streams, coefs, 1.0), 2 * streams.nbytes + coefs.nbytes
+        elif op == "add_to_streams":
+            coefs = random(STREAMS)
+            call, moved = (streams, x, coefs, 1.0, 1.0, 0), 2 * streams.nbytes + x.nbytes + coefs.nbytes
+        else:
+            call, moved = (x, random((STREAMS - 1) * width)), 2 * streams.nbytes
+    elif op == "layer_norm":
+        weight, bias = torch.ones(2, width, dtype=dtype)
+        call, moved = (x, weight, bias, 1e-5), moved + 2 * weight.nbytes
+    elif op == "concat":
+        call, moved = (x, random(width)), 4 * x.nbytes
+    elif op == "gelu_and_mul":
+        call, moved = (random(2 * width),), 3 * x.nbytes
+    elif op == "sparse_relu":
+        call = (x, 1.6448536)  # which leaves one element in twenty, as in Gemma 3n
+    elif op == "scale_columns":
+        call, moved = (x, torch.rand(width)), moved + 4 * width
+    elif op == "weighted_sum":
+        call, moved = (x, random(width), 0.5, 2.0), 3 * x.nbytes
+    elif op.endswith("_mul"):
+        call, moved = (x, random(width)), 3 * x.nbytes
+    return Case(op, shape, rows, type_name(dtype), [call], moved)
 
 
 def attention_case(op: str, rows: int, a: AttentionArgs, context_len: int, dtype: torch.dtype) -> Case:
