@@ -37,7 +37,7 @@ def test_cases_cover_the_table_and_every_implementation_runs_them() -> None:
             case = make()
             seen.add(case.op)
             assert case.num_bytes > 0 and (case.operations > 0) == (
-                case.op in ("linear", "paged_attention", "ssd_scan", "selective_scan", "gated_delta")
+                case.op in ("linear", "head_linear", "paged_attention", "ssd_scan", "selective_scan", "gated_delta")
             )
             for impl in implementations(case.op):
                 result = kernels.timing(case, impl, "-", MACHINE)
