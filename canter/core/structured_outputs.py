@@ -19,6 +19,9 @@ MAX_NESTING = 64
 MAX_THOUGHT_TOKENS = 32
 """Tokens of a marker that begins or ends a thought."""
 
+MAX_THOUGHTS = 8
+"""Pairs of markers beside the first."""
+
 BACKENDS = ("auto", "guidance")
 UNFIT = {
     "xgrammar": "it ignores keywords of JSON Schema that it can't hold to, compiles without a limit on its time, and needs torch and "
@@ -26,7 +29,7 @@ UNFIT = {
 }
 """Backends that vLLM has and Canter doesn't, and why."""
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-THOUGHTS = ("thought_start_ids", "thought_end_ids", "in_thought")
+THOUGHTS = ("thought_start_ids", "thought_end_ids", "other_thoughts", "in_thought")
 """Fields of whoever knows the model, not of users."""
 PARAM = "structured_outputs"
 _TOO_DEEP = f"may be nested {MAX_NESTING} levels deep at most"
@@ -42,9 +45,10 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     disable_any_whitespace, disable_additional_properties and whitespace_pattern (a regex, what may stand between two parts of a
     JSON value) shape JSON; without them the pattern is bounded, so that no value goes on with whitespace forever.
 
-    The last three fields are filled in by whoever knows the model, not by users. With `thought_end_ids` the output may begin with a
+    The last four fields are filled in by whoever knows the model, not by users. With `thought_end_ids` the output may begin with a
     thought, which is free; the constraint holds from the token behind that marker on. `thought_start_ids` may be empty for a model
-    whose output is a thought until the end marker comes. `in_thought` says whether the prompt's end has a thought open; None: as
+    whose output is a thought until the end marker comes. `other_thoughts`: more pairs of such markers, by any of which a thought may
+    begin; the end is that of the pair. `in_thought` says whether the prompt's end has a thought open; None: as
     its tokens say.
 
     A schema or tag given as an object is kept as its text, so that equal ones are one and any number in it fits a message.
@@ -62,6 +66,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     whitespace_pattern: str | None = None
     thought_start_ids: list[int] = msgspec.field(default_factory=list)
     thought_end_ids: list[int] = msgspec.field(default_factory=list)
+    other_thoughts: list[tuple[list[int], list[int]]] = msgspec.field(default_factory=list)
     in_thought: bool | None = None
 
     def __post_init__(self) -> None:
@@ -72,8 +77,11 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 raise _wrong(name, f"must be true or false, got {getattr(self, name)!r:.80}")
         self.kind  # noqa: B018  raises unless there is exactly one
         self._verify_texts()
-        for name in ("thought_start_ids", "thought_end_ids"):
-            ids = getattr(self, name)
+        pairs = self.other_thoughts
+        if not isinstance(pairs, list) or len(pairs) > MAX_THOUGHTS or not all(map(_is_pair, pairs)):
+            raise _wrong("other_thoughts", f"must be at most {MAX_THOUGHTS} pairs of markers, got {pairs!r:.80}")
+        markers = [("thought_start_ids", self.thought_start_ids), ("thought_end_ids", self.thought_end_ids)]
+        for name, ids in [*markers, *(("other_thoughts", ids) for pair in pairs for ids in pair)]:
             if (
                 not isinstance(ids, list)
                 or len(ids) > MAX_THOUGHT_TOKENS
@@ -107,6 +115,10 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             _checked_text(self.whitespace_pattern, "whitespace_pattern", MAX_WHITESPACE_CHARS)
         if self.choice is not None:
             _check_choices(self.choice)
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 2 and all(value)
 
 
 def _wrong(name: str, what: str) -> InvalidRequestError:

@@ -175,7 +175,7 @@ class ErrorMiddleware:
             if not started:
                 refusal = TooManyRequestsError(str(error), error.retry_after) if self._queue_full_status == 429 else error
                 await error_response(refusal, scope)(scope, receive, send)
-        except Exception as error:
+        except Exception as error:  # the outermost place: whatever it is, it is logged, and the client gets an answer
             log_error(error, scope)
             if not started:
                 await error_response(error, scope)(scope, receive, send)

@@ -26,7 +26,7 @@ async def merge_streams(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGene
             async with aclosing(source):
                 async for item in source:
                     await queue.put((item, None))
-        except Exception as error:
+        except Exception as error:  # raised again by whoever takes it from the queue
             await queue.put((None, error))
         else:
             await queue.put((None, None))

@@ -98,7 +98,7 @@ def stream_response(events: AsyncGenerator[bytes, None], form: StreamForm = OPEN
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
                     quiet.clear()
                     chunk = await anext(source, None)
-            except Exception as error:
+            except Exception as error:  # the stream has begun: the client is told in the stream, whatever it is
                 log_error(error, scope)
                 await _cancel(pings)
                 await send({"type": "http.response.body", "body": form.error(error, scope), "more_body": True})

@@ -124,7 +124,7 @@ class GuidanceBackend:
             first = self._start(grammar)
         except InvalidRequestError:
             raise
-        except Exception as error:  # the library's own are plain ValueErrors
+        except ValueError as error:  # the library's own
             raise self._refused(constraint, str(error)) from None
         if first.is_error():
             raise self._refused(constraint, first.get_error())

@@ -22,8 +22,14 @@ KNOWN_MARKERS = (
     ("<seed:think>", "</seed:think>"),
     ("<mm:think>", "</mm:think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|channel>", "<channel|>"),
+    ("<ifm|think>", "</ifm|think>"),
+    ("<ifm|think_fast>", "</ifm|think_fast>"),
+    ("<ifm|think_faster>", "</ifm|think_faster>"),
 )
-"""Pairs that published models have as tokens of their own."""
+"""Pairs that published models have as tokens of their own; K2 Horizon has one for each effort."""
+SPELLED_MARKERS = (("<|open|>", "think", "<|sep|>"), ("<|close|>", "think", "<|sep|>"))
+"""Kimi K3's, a word between tokens."""
 
 _SUFFIXED = re.compile(r"<think(:[^<>]{1,64})>")
 """What Hunyuan's models have, in whose markers a suffix stands."""
@@ -31,10 +37,11 @@ _SUFFIXED = re.compile(r"<think(:[^<>]{1,64})>")
 
 @dataclass(frozen=True, slots=True)
 class ThinkingMarkers:
-    """Token ids of what opens a thought and of what closes it."""
+    """Token ids of what opens a thought and of what closes it. `others`: further pairs, where a model has more than one."""
 
     start: list[int]
     end: list[int]
+    others: tuple[tuple[list[int], list[int]], ...] = ()
 
 
 class ThoughtWatch:
@@ -83,7 +90,8 @@ def find_markers(tokenizer: Tokenizer, config: Mapping[str, Any]) -> ThinkingMar
     unknown = sorted(set(config) - {START_KEY, END_KEY})
     if unknown:
         raise ConfigError(f"reasoning_config has no {unknown[0]!r}. It has: {START_KEY}, {END_KEY}.")
-    markers = ThinkingMarkers(*(_encoded(tokenizer, key, config.get(key)) for key in (START_KEY, END_KEY)))
+    start, end = (_encoded(tokenizer, key, config.get(key)) for key in (START_KEY, END_KEY))
+    markers = ThinkingMarkers(start, end)
     if markers.start == markers.end:
         raise ConfigError(f"reasoning_config: {START_KEY} and {END_KEY} must differ, both are {config[START_KEY]!r}.")
     return markers
@@ -97,18 +105,23 @@ def free_thoughts(params: SamplingParams, markers: ThinkingMarkers, in_thought: 
     wanted = params.structured_outputs
     if wanted is None:
         return params
-    found = dict(thought_start_ids=markers.start, thought_end_ids=markers.end, in_thought=in_thought)
+    found = dict(thought_start_ids=markers.start, thought_end_ids=markers.end, other_thoughts=list(markers.others), in_thought=in_thought)
     return params.clone(structured_outputs=msgspec.structs.replace(wanted, **found))
 
 
 def _known(tokenizer: Tokenizer) -> ThinkingMarkers | None:
     texts = (tokenizer.id_to_token(token_id) or "" for token_id in sorted(tokenizer.added_token_ids))
     suffixes = [match[1] for match in map(_SUFFIXED.fullmatch, texts) if match]
+    found: list[tuple[list[int], list[int]]] = []
     for pair in (*KNOWN_MARKERS, *((f"<think{suffix}>", f"</think{suffix}>") for suffix in suffixes)):
         start, end = (tokenizer.token_to_id(text) for text in pair)
         if start is not None and end is not None and {start, end} <= tokenizer.added_token_ids:
-            return ThinkingMarkers([start], [end])
-    return None
+            found.append(([start], [end]))
+    spelled = [part for marker in SPELLED_MARKERS for part in marker if part.startswith("<")]
+    if {tokenizer.token_to_id(token) for token in spelled} <= tokenizer.added_token_ids:
+        start_ids, end_ids = (tokenizer.encode("".join(marker), add_special_tokens=False) for marker in SPELLED_MARKERS)
+        found.append((start_ids, end_ids))
+    return ThinkingMarkers(*found[0], tuple(found[1:])) if found else None
 
 
 def _encoded(tokenizer: Tokenizer, key: str, text: object) -> list[int]:

@@ -7,14 +7,18 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import canter.engine.build
 from canter.core.errors import InvalidRequestError
+from canter.core.grammar import mask_width
 from canter.core.messages import AddRequest
 from canter.core.sampling_params import SamplingParams
 from canter.core.structured_outputs import StructuredOutputsParams
+from canter.runner.sampling.bound_output import BoundOutput, BoundOutputs
 from canter.scheduler.scheduler import Scheduler
+from canter.structured.compiler import GrammarCompiler
 from tests.engine.test_drafts import NUM_DRAFTS, DraftingRunner
 from tests.engines import VOCAB_SIZE, LateDevice, Result, engine, mixed_requests, results, tiny_checkpoint
 from tests.structured.test_grammars import EOS, ascii_vocabulary, encode
@@ -156,6 +160,50 @@ def test_an_output_may_begin_with_a_thought(model: Path) -> None:
     tokens = found["yes"].token_ids
     assert tokens[0] == THINK and re.fullmatch("[ab]{4}", text(tokens[tokens.index(END) + 1 :]))
     core.shutdown()
+
+
+A, B = encode("ab")
+
+
+def open_output(prompt: list[int]) -> BoundOutput:
+    """One of `a[ab]{2}`, with two kinds of thoughts: the first one's marker begins like an output of the grammar."""
+    outputs = BoundOutputs(GrammarCompiler(lambda: ascii_vocabulary(VOCAB_SIZE)), VOCAB_SIZE)
+    markers = dict(thought_start_ids=[A, THINK], thought_end_ids=[END, A], other_thoughts=[([THINK], [END, B])])
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a[ab]{2}", **markers), eos_token_ids=[EOS])
+    return outputs.add("x", params, prompt, len(prompt))
+
+
+def may_follow(output: BoundOutput) -> set[int]:
+    mask = np.zeros(mask_width(VOCAB_SIZE), np.int32)
+    if not output.fill_within_marker(mask):
+        output.matcher.fill(mask)
+        output.finish_mask(mask)
+    return set(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist())
+
+
+def test_a_thought_may_begin_with_several_tokens_and_in_several_ways() -> None:
+    output = open_output([7])
+    assert may_follow(output) == {A, THINK}
+    output.take([A])
+    assert may_follow(output) == {A, B, THINK}
+    output.take([B, B])
+    assert may_follow(output) == {EOS}
+    for start, end, other in (([A, THINK], [END, A], [END, B]), ([THINK], [END, B], [END, A])):
+        output = open_output([7])
+        output.take([*start, 9, *other])
+        assert not output.is_bound
+        output.take(end)
+        assert output.is_bound and may_follow(output) == {A}
+
+
+def test_a_prompt_opens_or_closes_a_thought_of_any_kind() -> None:
+    output = open_output([7, THINK, 9])
+    assert not output.is_bound
+    output.take([END, A])
+    assert not output.is_bound
+    output.take([END, B])
+    assert may_follow(output) == {A}
+    assert may_follow(open_output([7, THINK, END, B])) == {A}
 
 
 def test_min_tokens_and_stop_tokens(model: Path) -> None:

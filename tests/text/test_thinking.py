@@ -37,6 +37,20 @@ def test_known_markers_are_found(thinker: Tokenizer) -> None:
     assert find_markers(suffixed, {}) == ThinkingMarkers([start], [end])
 
 
+def test_models_with_several_markers_or_markers_of_several_tokens() -> None:
+    horizon = tiny_tokenizer(("<ifm|think>", "</ifm|think>", "<ifm|think_fast>", "</ifm|think_fast>"))
+    ids = [horizon.token_to_id(f"<{slash}ifm|think{kind}>") for kind in ("", "_fast") for slash in ("", "/")]
+    assert find_markers(horizon, {}) == ThinkingMarkers([ids[0]], [ids[1]], (([ids[2]], [ids[3]]),))
+    k3 = tiny_tokenizer(("<|open|>", "<|close|>", "<|sep|>"))
+    found = find_markers(k3, {})
+    assert found is not None and not found.others
+    assert [k3.decode(ids, skip_special_tokens=False) for ids in (found.start, found.end)] == [
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+    ]
+    assert find_markers(tiny_tokenizer(("<|open|>", "<|close|>")), {}) is None
+
+
 def test_named_markers(thinker: Tokenizer) -> None:
     config = {"reasoning_start_str": "<think>", "reasoning_end_str": "time up </think>"}
     assert find_markers(thinker, config) == ThinkingMarkers([3], [1, 2, 4])

@@ -32,12 +32,16 @@ class Phase(IntEnum):
 
 @dataclass(slots=True)
 class Progress:
-    """What of an output matters to its masks. `tail`: the last tokens of a thought. `run[place:]`: tokens that the grammar is known to
-    force next."""
+    """What of an output matters to its masks. `tail`: the last tokens of a thought, which `end` ends. `opening`: what an output has
+    begun with that may become the marker of a thought, and that the matcher hasn't taken yet. `run[place:]`: tokens that the grammar is
+    known to force next.
+    """
 
     phase: Phase
     num_tokens: int = 0
     tail: tuple[int, ...] = ()
+    end: tuple[int, ...] = ()
+    opening: tuple[int, ...] = ()
     run: Sequence[int] = ()
     place: int = 0
 
@@ -62,18 +66,35 @@ class BoundOutput:
         progress = self.progress
         progress.num_tokens += 1
         if progress.phase is Phase.START:
-            progress.phase = Phase.THOUGHT if [token_id] == self.wanted.thought_start_ids else Phase.BOUND
-            if progress.phase is Phase.THOUGHT:
+            return self._begin(token_id)
+        return self._go_on(token_id)
+
+    def _begin(self, token_id: int) -> int:
+        """Take a token at the start, where a thought may begin."""
+        progress = self.progress
+        opening = (*progress.opening, token_id)
+        for start, end in thought_markers(self.wanted):
+            if start[: len(opening)] == opening:
+                progress.opening = opening
+                if start == opening:
+                    progress.phase, progress.end, progress.opening = Phase.THOUGHT, end, ()
                 return 0
+        before, progress.opening, progress.phase = progress.opening, (), Phase.BOUND
+        taken = self.matcher.accept(before) if before else 0
+        if taken < len(before):
+            progress.phase = Phase.LOST
+        return taken + self._go_on(token_id)
+
+    def _go_on(self, token_id: int) -> int:
+        progress = self.progress
         if progress.phase >= Phase.OVER:
             return 0
         if token_id in self.end_ids:
             progress.phase = Phase.OVER
             return 0
         if progress.phase is Phase.THOUGHT:
-            end = tuple(self.wanted.thought_end_ids)
-            progress.tail = (*progress.tail, token_id)[-len(end) :]
-            if progress.tail == end:
+            progress.tail = (*progress.tail, token_id)[-len(progress.end) :]
+            if progress.tail == progress.end:
                 progress.phase = Phase.BOUND
             return 0
         if progress.place < len(progress.run) and progress.run[progress.place] == token_id:
@@ -115,6 +136,22 @@ class BoundOutput:
             _set_bit(mask, forced[0])
         return bool(forced)
 
+    def fill_within_marker(self, mask: MaskArray) -> bool:
+        """Write the mask where an output has begun with a part of a thought's marker; False, and nothing is written, elsewhere. What the
+        grammar makes of that part is only looked at."""
+        opening = self.progress.opening
+        if not opening:
+            return False
+        taken = self.matcher.accept(opening)
+        mask.fill(0)
+        if taken == len(opening):
+            self.matcher.fill(mask)
+            self.finish_mask(mask)
+        else:
+            self._allow_markers(mask)
+        self.matcher.rollback(taken)
+        return True
+
     def finish_mask(self, mask: MaskArray) -> None:
         """Make a filled mask say where the output may end, and where a thought may begin."""
         if self.matcher.may_end:
@@ -122,7 +159,13 @@ class BoundOutput:
         if self.is_early and (mask & ~self.ends).any():
             mask &= ~self.ends
         if self.progress.phase is Phase.START:
-            _set_bit(mask, self.wanted.thought_start_ids[0])
+            self._allow_markers(mask)
+
+    def _allow_markers(self, mask: MaskArray) -> None:
+        opening = self.progress.opening
+        for start, _ in thought_markers(self.wanted):
+            if len(start) > len(opening) and start[: len(opening)] == opening:
+                _set_bit(mask, start[len(opening)])
 
     def free_mask(self, mask: MaskArray) -> None:
         """The mask where no grammar holds."""
@@ -168,25 +211,34 @@ class BoundOutputs:
         for token_id in ids:
             if token_id < self.vocab_size:
                 _set_bit(ends, token_id)
-        return BoundOutput(matcher, wanted, params.min_tokens, frozenset(ids), ends, Progress(_first_phase(wanted, prompt)))
+        return BoundOutput(matcher, wanted, params.min_tokens, frozenset(ids), ends, _first(wanted, prompt))
 
 
-def _first_phase(wanted: StructuredOutputsParams, prompt: Sequence[int]) -> Phase:
+def thought_markers(wanted: StructuredOutputsParams) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """What a thought of the output may begin with, and what ends it then."""
+    pairs = [(wanted.thought_start_ids, wanted.thought_end_ids), *wanted.other_thoughts]
+    return [(tuple(start), tuple(end)) for start, end in pairs if end]
+
+
+def _first(wanted: StructuredOutputsParams, prompt: Sequence[int]) -> Progress:
     """Where an output begins."""
-    start, end = wanted.thought_start_ids, wanted.thought_end_ids
-    if not end:
-        return Phase.BOUND
+    pairs = thought_markers(wanted)
+    if not pairs:
+        return Progress(Phase.BOUND)
+    start, end = pairs[0]
+    tokens = np.asarray(prompt, np.int64)
+    opened = {pair: open_thought(tokens, Markers(*pair)) for pair in pairs if pair[0]}
+    last = max(((place, pair[1]) for pair, place in opened.items() if place is not None), default=None)
     is_open = wanted.in_thought
     if is_open is None:
         if not start:
-            return Phase.BOUND if list(prompt[-len(end) :]) == end else Phase.THOUGHT
-        tokens = np.asarray(prompt, np.int64)
-        is_open = open_thought(tokens, Markers(tuple(start), tuple(end))) is not None
-        if not is_open and _ends_near(tokens, end):
-            return Phase.BOUND
+            return Progress(Phase.BOUND) if tuple(prompt[-len(end) :]) == end else Progress(Phase.THOUGHT, end=end)
+        is_open = last is not None
+        if not is_open and any(_ends_near(tokens, marker) for _, marker in pairs):
+            return Progress(Phase.BOUND)
     if is_open:
-        return Phase.THOUGHT
-    return Phase.START if len(start) == 1 else Phase.BOUND
+        return Progress(Phase.THOUGHT, end=last[1] if last is not None else end)
+    return Progress(Phase.START if start else Phase.BOUND)
 
 
 def _ends_near(tokens: IntArray, marker: Sequence[int]) -> bool:

@@ -126,7 +126,9 @@ class GrammarMasks:
 
     def _fill(self, outputs: list[tuple[int, BoundOutput]], masks: MaskArray) -> None:
         """The masks of outputs where they stand, each in its line."""
-        outputs = [(line, output) for line, output in outputs if not output.fill_forced(masks[line])]
+        outputs = [
+            (line, output) for line, output in outputs if not (output.fill_forced(masks[line]) or output.fill_within_marker(masks[line]))
+        ]
         bound = [(line, output) for line, output in outputs if output.is_bound]
         if self.grammars is not None and bound:
             self.grammars.fill([(output.matcher, line) for line, output in bound], masks)

@@ -291,7 +291,7 @@ class _Foreground:
                 async for piece in pieces:
                     begun = True
                     yield piece
-        except Exception as error:
+        except Exception as error:  # a stream that has begun ends with the failure as an event, whatever it is
             if not begun:
                 raise
             log_error(error, self._scope)
@@ -334,7 +334,7 @@ async def _background(
                 store.add_events(record, encoder.feed(output))
     except asyncio.CancelledError:
         store.add_events(record, encoder.cancel())
-    except Exception as error:
+    except Exception as error:  # nobody awaits this task: who asks for the answer later is told that it failed
         log_error(error, scope)
         refusals.append(error)
         store.add_events(record, encoder.fail(_failure(error)))
