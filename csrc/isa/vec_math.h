@@ -71,6 +71,24 @@ inline Reg exp_falling(Reg x) {
     return Vec::select_greater(low, x, Vec::zero(), Vec::mul(p, Vec::exp2_whole(n)));
 }
 
+inline constexpr float kLog2E = 1.44269504f;
+
+// 2^x for x <= 0, as many operations as it takes for a relative error of 1e-7; below -126.5 zero, NaN stays.
+inline Reg exp2_falling(Reg x) {
+    const Reg clamped = Vec::max(Vec::set1(-127.0f), x);
+    const Reg n = Vec::round(clamped), r = Vec::sub(clamped, n);
+    // Fitted to (2^r - 1) / r for |r| <= 1/2, with a remainder below 1e-8; 2^0 is 1.
+    Reg p = Vec::set1(1.5461447e-4f);
+    p = Vec::fma(p, r, Vec::set1(1.3390867e-3f));
+    p = Vec::fma(p, r, Vec::set1(9.6180567e-3f));
+    p = Vec::fma(p, r, Vec::set1(5.5503571e-2f));
+    p = Vec::fma(p, r, Vec::set1(2.4022651e-1f));
+    p = Vec::fma(p, r, Vec::set1(6.9314719e-1f));
+    p = Vec::fma(p, r, Vec::set1(1.0f));
+    // The bits of a factor of 2^-127 would be those of zero.
+    return Vec::mul(p, Vec::exp2_whole(n));
+}
+
 // x * sigmoid(y): the common form of SiLU (y = x) and of the tanh form of GELU.
 inline Reg gate(Reg x, Reg y) {
     const Reg e = exp(Vec::sub(Vec::zero(), y));

@@ -336,6 +336,8 @@ inline void selective_tile(const SelectiveArgs& a, std::int64_t request, std::in
     const std::int32_t read = a.plan.read[request];
     read_tile(read < 0 ? nullptr : states + read * size, a.width, a.depth, count, tile);
     read_tile(a.a + column, a.width, a.depth, count, slopes);
+    for (std::int64_t n = 0; n < a.depth; ++n) store_whole(slopes + n * kTile, mul(Vec::set1(kLog2E), load_whole(slopes + n * kTile)));
+    alignas(64) float b[kMaxStateRows], c[kMaxStateRows];
     const Pair bias = a.dt_bias ? load_tile(a.dt_bias + column, count) : zero_pair();
     const Pair skip = a.d ? load_tile(a.d + column, count) : zero_pair();
     const auto run = [&](std::int64_t begin, std::int64_t end) {
@@ -344,14 +346,15 @@ inline void selective_tile(const SelectiveArgs& a, std::int64_t request, std::in
             const Pair dt = add(load_tile(static_cast<const T*>(a.dt) + t * a.dt_stride + column, count), bias);
             const Pair width = {softplus(dt.lo), softplus(dt.hi)};
             const Pair u = mul(width, x);
-            const T *b = static_cast<const T*>(a.b) + t * a.b_stride, *c = static_cast<const T*>(a.c) + t * a.c_stride;
+            copy_converted(static_cast<const T*>(a.b) + t * a.b_stride, b, a.depth);
+            copy_converted(static_cast<const T*>(a.c) + t * a.c_stride, c, a.depth);
             Pair y = zero_pair();
             for (std::int64_t n = 0; n < a.depth; ++n) {
                 const Pair steep = mul(width, load_whole(slopes + n * kTile));
-                const Pair decayed = mul({exp_falling(steep.lo), exp_falling(steep.hi)}, load_whole(tile + n * kTile));
-                const Pair h = fma(Vec::set1(element(b + n)), u, decayed);
+                const Pair decayed = mul({exp2_falling(steep.lo), exp2_falling(steep.hi)}, load_whole(tile + n * kTile));
+                const Pair h = fma(Vec::set1(b[n]), u, decayed);
                 store_whole(tile + n * kTile, h);
-                y = fma(Vec::set1(element(c + n)), h, y);
+                y = fma(Vec::set1(c[n]), h, y);
             }
             if (a.d) y = fma(skip, x, y);
             if (a.gate) {
@@ -385,7 +388,8 @@ inline void selective_single(const SelectiveArgs& a, const Single& one) {
         for_vectors(one.begin, one.end, [&](std::int64_t j, std::int64_t count) {
             __builtin_prefetch(slopes + ahead + j);
             if (from) __builtin_prefetch(from + ahead + j, 1);
-            const Reg decay = exp_falling(Vec::mul(Vec::load(widths + j - one.begin), load_some(slopes + j, count)));
+            const Reg slope = Vec::mul(Vec::set1(kLog2E), load_some(slopes + j, count));
+            const Reg decay = exp2_falling(Vec::mul(Vec::load(widths + j - one.begin), slope));
             const Reg decayed = Vec::mul(decay, load_state(from ? from + j : nullptr, count));
             const Reg h = Vec::fma(key, Vec::load(u + j - one.begin), decayed);
             if (to) store_some(to + j, h, count);

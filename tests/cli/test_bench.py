@@ -146,7 +146,7 @@ def test_schemas_of_the_benchmark_differ_and_take_their_least_length() -> None:
 
 def test_prefix_measurement() -> None:
     result = prefix.measured(2.0, [output(0.1, 4, 5), output(0.3, 4, 0)], EngineStats(num_steps=3), EngineStats(num_steps=13))
-    assert (result.num_output, result.num_steps, result.hit_rate) == (8, 10, 0.25)
+    assert (result.num_output, result.num_steps, result.num_cached, result.hit_rate) == (8, 10, 5, 0.25)
     assert result.ttft == pytest.approx(0.2)
 
 

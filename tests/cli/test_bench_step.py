@@ -39,10 +39,14 @@ def test_lines_of_timed_runs() -> None:
     assert "16x8" in step.shown(lines)
 
 
-def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("family", ["llama", "mamba2"])
+def test_the_command_prints_and_writes(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("CANTER_KERNELS", raising=False)
+    ops = {"llama": ("paged_attention", "silu_and_mul"), "mamba2": ("causal_conv", "ssd_scan")}[family]
     monkeypatch.setattr(step, "measure_machine", lambda threads: MACHINE)
-    path, model = tmp_path / "step.json", str(add_tokenizer(tiny_checkpoint(tmp_path, "llama")))
+    path, model = tmp_path / "step.json", str(add_tokenizer(tiny_checkpoint(tmp_path, family)))
     words = [model, "--input-len", "9", "--output-len", "4", "--batch-size", "2", "--num-iters", "1"]
     words += ["--kv-cache-memory-bytes", "4MiB", "--json", str(path)]
     assert step.run(step.build_parser().parse(words)) == 0
@@ -50,7 +54,7 @@ def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFix
     written = {found["rows"]: found["lines"] for found in json.loads(path.read_text())["steps"]}
     assert set(written) == {18, 2}
     for lines in written.values():
-        assert {"linear", "paged_attention", "silu_and_mul", "gather"} <= {line["op"] for line in lines}
+        assert {"linear", "gather", *ops} <= {line["op"] for line in lines}
         assert sum(line["share"] for line in lines) == pytest.approx(1)
     with pytest.raises(ConfigError, match="enforce-eager"):
         step.run(step.build_parser().parse([*words, "--enforce-eager"]))

@@ -35,12 +35,13 @@ def build_parser() -> Parser:
 
 @dataclass(frozen=True)
 class Measured:
-    """One run: seconds, output tokens, mean time to the first token, steps, and the share of prompt tokens that were cached."""
+    """One run: seconds, output tokens, mean time to the first token, steps, and the prompt tokens that were cached, with their share."""
 
     seconds: float
     num_output: int
     ttft: float
     num_steps: int
+    num_cached: int
     hit_rate: float
 
 
@@ -69,6 +70,7 @@ def run(namespace: Namespace) -> int:
         report.add(f"{name}: steps", steps, "steps/s", f"{key}_steps_s", limit.fraction(steps))
         report.add(f"{name}: TTFT, mean", result.ttft * 1000, "ms", f"{key}_ttft_ms")
         report.add(f"{name}: cached", result.hit_rate * 100, "% of the prompt", f"{key}_hit_percent")
+        report.add(f"{name}: saved", result.num_cached, "tokens", f"{key}_saved_tokens")
     report.add("speed-up by sharing", apart.seconds / shared.seconds, "times", "speedup")
     report.add_limit(limit)
     report.finish(namespace.json)
@@ -76,11 +78,12 @@ def run(namespace: Namespace) -> int:
 
 
 def measured(seconds: float, outputs: list[RequestOutput], before: EngineStats, after: EngineStats) -> Measured:
-    num_prompt = sum(len(output.prompt_token_ids) for output in outputs)
+    num_prompt, num_cached = sum(len(output.prompt_token_ids) for output in outputs), sum(output.num_cached_tokens for output in outputs)
     return Measured(
         seconds,
         sum(len(choice.token_ids) for output in outputs for choice in output.outputs),
         statistics.mean(output.metrics.first_token_latency for output in outputs if output.metrics is not None),
         after.num_steps - before.num_steps,
-        sum(output.num_cached_tokens for output in outputs) / num_prompt,
+        num_cached,
+        num_cached / num_prompt,
     )

@@ -58,7 +58,8 @@ class Observer:
         self.logits: dict[int, Runs] = {}
 
     def __call__(self, program: NativeProgram, rows: int, seconds: list[float]) -> None:
-        kind = self.forwards if any(one.op == "paged_attention" for one in program.instructions) else self.logits
+        # A model of recurrent layers alone has no attention, but every forward begins with the tokens' embeddings.
+        kind = self.forwards if any(one.op == "embedding" for one in program.instructions) else self.logits
         kind.setdefault(rows, Runs(program.instructions)).seconds.append(seconds)
 
 
