@@ -59,12 +59,6 @@ class AttentionArgs:
         kind = StateKind.CHUNKED_LOCAL if self.chunk else StateKind.PROMPT_WINDOW if self.sees_prompt else None
         return attention_spec(self.num_kv_heads, self.head_dim, cache_dtype, block_size, self.chunk or self.window or None, kind=kind)
 
-    @property
-    def mask(self) -> dict[str, str]:
-        """What kernels are told of a mask that not all of them have, when they are chosen."""
-        kind = "chunk" if self.chunk else "prompt" if self.sees_prompt else "alibi" if self.slopes else None
-        return {"mask": kind} if kind else {}
-
     def states(self, types: StateTypes) -> tuple[StateSpec | SharedState, ...]:
         return (self.state_spec(types.block_size, types.cache),)
 
@@ -105,7 +99,7 @@ class Attention:
         self._rotary: Callable[..., None] = build.op("rotary")
         self._gate: Callable[..., Tensor] | None = build.op("sigmoid_mul") if args.output_gate else None
         self._write_kv = build.op("write_kv", cache_dtype=build.cache_dtype)
-        self._attend: Callable[..., Tensor] = build.op("paged_attention", cache_dtype=build.cache_dtype, **args.mask)
+        self._attend: Callable[..., Tensor] = build.op("paged_attention", cache_dtype=build.cache_dtype)
 
     def __call__(self, x: Tensor, ctx: StepContext) -> Tensor:
         q, k, v, gate = self._qkv(x).view(self._heads_shape).split_with_sizes(self._sizes, 1)

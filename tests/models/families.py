@@ -398,9 +398,6 @@ ATTENTION += [
     )
 ]
 FAMILIES += ATTENTION
-BY_REFERENCE = [family for family in ATTENTION if family.name.startswith(("llama4", "mpt", "bloom", "unlimited"))]
-"""Families with a mask that no native kernel has: their attention is the reference op's, which is slower, gives other bits in other
-company, and is no part of a program."""
 
 
 MAMBA2 = {

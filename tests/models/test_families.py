@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from canter.core.state_specs import SnapshotMode
-from tests.models.families import BY_REFERENCE, FAMILIES, NUM_TOKENS, Family, oracle_logits, rounded_oracle_logits, save_oracle, token_ids
+from tests.models.families import FAMILIES, NUM_TOKENS, Family, oracle_logits, rounded_oracle_logits, save_oracle, token_ids
 from tests.models.harness import Harness
 from tests.models.loading import load
 
@@ -67,8 +67,6 @@ def test_bfloat16_stays_close(family: Family, directory: Path, provider: str) ->
 def test_logits_are_the_same_bits_alone_and_in_company(
     family: Family, directory: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if family in BY_REFERENCE:
-        pytest.skip("the reference op promises no bits")
     monkeypatch.setenv("CANTER_KERNELS", "native")
     loaded = load(directory, dtype, family.max_model_len)
     ids = token_ids().tolist()
