@@ -10,8 +10,8 @@ from torch import Tensor
 class AttentionPlan:
     """The requests of one step, as `paged_attention` takes them, and what an implementation worked out about them.
 
-    Made anew for every step. The first layer's call fills `made`; later layers of the same shape (heads, head size, blocks,
-    window) find it there. The tensors must not change while the plan is in use.
+    Made anew for every step. The first layer's call fills `made`; later layers of the same shape (heads, head sizes, blocks,
+    what a query sees) find it there. The tensors must not change while the plan is in use.
     """
 
     __slots__ = ("block_table", "made", "query_start_loc", "seq_lens")

@@ -268,13 +268,14 @@ def rotary_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
 
 
 def empty_cache(
-    dtype: torch.dtype, num_blocks: int, heads: int, block_size: int, head_dim: int, fill: float = 0.0
+    dtype: torch.dtype, num_blocks: int, heads: int, block_size: int, head_dim: int, fill: float = 0.0, value_dim: int = 0
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Keys, values and their scales (for int8, else None) as `attention_spec` lays them out, every float `fill`."""
+    """Keys, values and their scales (for int8, else None) as `attention_spec` lays them out, every float `fill`; values as wide as
+    keys, unless another width is given."""
     lanes = 1 if dtype == torch.float16 else 4 // dtype.itemsize
     is_int8 = dtype == torch.int8
     keys = torch.full((num_blocks, heads, head_dim // lanes, block_size, lanes), 99 if is_int8 else fill).to(dtype)
-    values = torch.full((num_blocks, heads, block_size, head_dim), 99 if is_int8 else fill).to(dtype)
+    values = torch.full((num_blocks, heads, block_size, value_dim or head_dim), 99 if is_int8 else fill).to(dtype)
     if not is_int8:
         return keys, values, None, None
     return keys, values, torch.full((num_blocks, heads, block_size), fill), torch.full((num_blocks, heads, block_size), fill)
@@ -286,15 +287,15 @@ CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3f
 def write_kv_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     cases: list[Case] = []
     num_blocks = 20
-    for rows, heads, block_size, head_dim in [(0, 1, 4, 8), (1, 1, 1, 4), (9, 3, 16, 20), (60, 2, 5, 64)]:
+    for rows, heads, block_size, head_dim, value_dim in [(0, 1, 4, 8, 8), (1, 1, 1, 4, 4), (9, 3, 16, 20, 36), (60, 2, 5, 64, 64)]:
         for cache_dtype in CACHE_DTYPES:
             slots = torch.randperm(num_blocks * block_size, generator=rng)[:rows]
             slots[1::4] = -1
-            k, v = (normal(rng, dtype, rows, heads, head_dim, scale=5.0) for _ in range(2))
+            k, v = (normal(rng, dtype, rows, heads, width, scale=5.0) for width in (head_dim, value_dim))
             k[4:5] = 0
             if cache_dtype in (torch.float8_e4m3fn, torch.float16):  # from below its smallest to beyond its greatest
                 k = k * torch.logspace(*((-4, 3) if cache_dtype == torch.float8_e4m3fn else (-9, 5)), head_dim).to(dtype)
-            keys, values, *scales = empty_cache(cache_dtype, num_blocks, heads, block_size, head_dim, 7.0)
+            keys, values, *scales = empty_cache(cache_dtype, num_blocks, heads, block_size, head_dim, 7.0, value_dim)
             cases.append((k, v, keys, values, slots, *scales))
     return cases
 
@@ -313,10 +314,14 @@ def attention_case(
     padding: int = 0,
     score_scale: float = 1.0,
     sinks: bool = False,
+    value_dim: int = 0,
+    chunk: int = 0,
+    prompt_lens: Sequence[int] | None = None,
+    slopes: bool = False,
 ) -> Case:
     """Arguments of `paged_attention` for requests of (queries, positions), their blocks dealt out at random.
 
-    Blocks that no request owns hold NaN; so do blocks behind every window.
+    Blocks that no request owns hold NaN; so do blocks that no query sees.
     """
     q_heads, k_heads = heads
     counts = [-(-length // block_size) for _, length in requests]
@@ -328,22 +333,28 @@ def attention_case(
         queries, length = requests[b]
         table[b, :count] = order[given : given + count]
         given += count
-        hidden = max(0, length - queries - window + 1) // block_size if window else 0
-        owned += table[b, hidden:count].tolist()
-        table[b, :hidden] = 0
-    keys, values, *scales = empty_cache(cache_dtype or dtype, num_blocks, k_heads, block_size, head_dim, float("nan"))
+        seen = ~attention.hidden_keys(queries, length, window, chunk, prompt_lens[b] if prompt_lens else 0).all(0)
+        for i, part in enumerate(seen.split(block_size)):
+            if part.any():
+                owned.append(int(table[b, i]))
+            elif queries:
+                table[b, i] = 0
+    keys, values, *scales = empty_cache(cache_dtype or dtype, num_blocks, k_heads, block_size, head_dim, float("nan"), value_dim)
     slots = (torch.tensor(owned, dtype=torch.int64)[:, None] * block_size + torch.arange(block_size)).flatten()
-    k, v = (normal(rng, dtype, len(slots), k_heads, head_dim) for _ in range(2))
+    k, v = (normal(rng, dtype, len(slots), k_heads, width) for width in (head_dim, value_dim or head_dim))
     attention.write_kv(k, v, keys, values, slots, *scales)
     starts = torch.tensor([0, *(queries for queries, _ in requests)]).cumsum(0).int()
     q = normal(rng, dtype, int(starts[-1]) + padding, q_heads, head_dim, scale=score_scale)
     lengths = torch.tensor([length for _, length in requests], dtype=torch.int32)
     extra = normal(rng, torch.float32, q_heads, scale=3.0) if sinks else None
-    return (q, keys, values, table, starts, lengths, head_dim**-0.5, window, softcap, extra, *scales)
+    prompts = None if prompt_lens is None else torch.tensor(prompt_lens, dtype=torch.int32)
+    slope = torch.rand(q_heads, generator=rng) if slopes else None
+    return (q, keys, values, table, starts, lengths, head_dim**-0.5, window, softcap, extra, *scales, None, chunk, prompts, slope)
 
 
 def attention_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
-    """Head sizes, group sizes, block sizes, windows, caps, sinks, types of cache, long contexts, mixed and empty batches."""
+    """Head sizes, group sizes, block sizes, windows, chunks, prompts in sight, slopes, caps, sinks, types of cache, long contexts,
+    mixed and empty batches."""
     cases = [
         attention_case(rng, dtype, head_dim=d, heads=h)
         for d, h in ((4, (1, 1)), (12, (4, 1)), (64, (9, 3)), (256, (4, 1)), (258, (2, 2)), (6, (2, 1)), (80, (14, 2)), (72, (5, 5)))
@@ -351,6 +362,17 @@ def attention_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     cases += [attention_case(rng, dtype, block_size=size, head_dim=20) for size in (1, 4, 5, 16, 24, 64)]
     cases += [attention_case(rng, dtype, window=w, requests=((1, 100), (30, 75), (6, 6))) for w in (1, 2, 16, 19, 64, 500)]
     cases += [attention_case(rng, dtype, window=w, requests=((1, 700), (40, 600)), sinks=True) for w in (100, 256, 300)]
+    cases += [attention_case(rng, dtype, chunk=c, requests=((1, 700), (40, 600), (300, 300), (1, 513))) for c in (1, 48, 256, 500)]
+    some = ((1, 700), (40, 600), (300, 300), (64, 90), (1, 520))
+    cases += [
+        attention_case(rng, dtype, window=w, prompt_lens=r, requests=some, block_size=size, sinks=size == 16)
+        for w, r, size in ((20, (300, 40, 400, 33, 0), 16), (256, (256, 512, 7, 90, 519), 5), (1, (1, 590, 299, 64, 513), 24))
+    ]
+    cases += [attention_case(rng, dtype, slopes=True, window=w, requests=((1, 700), (33, 300), (2, 3))) for w in (0, 90)]
+    cases += [
+        attention_case(rng, dtype, heads=h, head_dim=d, value_dim=v, requests=((1, 300), (30, 75)), cache_dtype=kind)
+        for h, d, v, kind in (((4, 1), 72, 64, None), ((2, 2), 20, 36, None), ((3, 1), 576, 512, None), ((4, 2), 24, 16, torch.int8))
+    ]
     cases += [attention_case(rng, dtype, softcap=50.0, score_scale=s, window=w) for s, w in ((1.0, 0), (40.0, 17))]
     for cache_dtype in CACHE_DTYPES:
         long = ((1, 1), (1, 520), (33, 300), (3, 257))

@@ -59,12 +59,6 @@ class AttentionArgs:
         kind = StateKind.CHUNKED_LOCAL if self.chunk else StateKind.PROMPT_WINDOW if self.sees_prompt else None
         return attention_spec(self.num_kv_heads, self.head_dim, cache_dtype, block_size, self.chunk or self.window or None, kind=kind)
 
-    @property
-    def mask(self) -> dict[str, str]:
-        """What kernels are told of a mask that not all of them have, when they are chosen."""
-        kind = "chunk" if self.chunk else "prompt" if self.sees_prompt else "alibi" if self.slopes else None
-        return {"mask": kind} if kind else {}
-
     def states(self, types: StateTypes) -> tuple[StateSpec | SharedState, ...]:
         return (self.state_spec(types.block_size, types.cache),)
 
@@ -85,7 +79,7 @@ class CachedAttention:
         self._sinks = build.parameter("sinks", (args.num_heads,), dtype=torch.float32) if args.sinks else None
         self._slopes = torch.tensor(args.slopes, dtype=torch.float32, device=build.device) if args.slopes else None
         self._write_kv = build.op("write_kv", cache_dtype=build.cache_dtype)
-        self._attend: Callable[..., Tensor] = build.op("paged_attention", cache_dtype=build.cache_dtype, **args.mask)
+        self._attend: Callable[..., Tensor] = build.op("paged_attention", cache_dtype=build.cache_dtype)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, ctx: StepContext) -> Tensor:
         cache = ctx.caches[self._layer_id]

@@ -34,12 +34,13 @@ void write_kv(const WriteKVArgs& args) {
         }
     }
     const AttentionKernels& k = best_table(kTables);
-    for_rows(args.rows, 2 * args.heads * args.head_dim, [&](std::int64_t begin, std::int64_t end) { k.write_kv(args, begin, end); });
+    const std::int64_t row_work = args.heads * (args.head_dim + args.value_dim);
+    for_rows(args.rows, row_work, [&](std::int64_t begin, std::int64_t end) { k.write_kv(args, begin, end); });
 }
 
 void paged_attention(const AttentionArgs& args, AttentionPlan& plan) {
     const AttentionStep& step = plan.step();
-    const std::int64_t row_bytes = step.q_heads * step.head_dim * dtype_bytes(args.type);
+    const std::int64_t row_bytes = step.q_heads * step.value_dim * dtype_bytes(args.type);
     if (plan.covered() < step.rows) {
         std::memset(static_cast<char*>(args.out) + plan.covered() * row_bytes, 0,
                     static_cast<std::size_t>((step.rows - plan.covered()) * row_bytes));
@@ -52,7 +53,7 @@ void paged_attention(const AttentionArgs& args, AttentionPlan& plan) {
         float* own = scratch_floats(Scratch::task, scratch);
         if (task.partial < 0) return k.attend(args, step, task.tile, nullptr, own);
         const SharedTile& shared = plan.shared()[static_cast<std::size_t>(task.whole)];
-        const std::int64_t before = (task.tile.span_begin - shared.tile.span_begin) * partial_floats(task.tile.rows(), step.head_dim);
+        const std::int64_t before = (task.tile.span_begin - shared.tile.span_begin) * partial_floats(task.tile.rows(), step.value_dim);
         k.attend(args, step, task.tile, partials + task.partial + before, own);
         if (plan.left(task.whole).fetch_sub(1, std::memory_order_acq_rel) > 1) return;
         k.merge(args, step, shared.tile, partials + shared.partial, own);

@@ -1,13 +1,18 @@
 // Attention over a paged cache, and writing to it.
 //
 // A block of keys is [Hk, D / x, BS, x] with x elements in 4 bytes, but 1 for float16, which instructions widen as it lies:
-// neighbouring lanes of a register are neighbouring keys, so scores need no sums across lanes. A block of values is [Hk, BS, D].
+// neighbouring lanes of a register are neighbouring keys, so scores need no sums across lanes. A block of values is [Hk, BS, Dv],
+// as wide as keys or not.
 //
 // The keys of a request are cut into spans of kSpan positions, aligned at position 0 whatever the block size. Within a span a
 // query row finds all scores (one chain of multiply-adds per key, in order of d), their maximum, the weights, and adds up the
 // values in order of position; spans are merged in ascending order with a running maximum (Milakov and Gimelshein, 2018,
-// arXiv:1805.02867). All of it depends on the query's position and window alone, so a row has the same bits alone, in a chunk
+// arXiv:1805.02867). All of it depends on the query's position and what it sees alone, so a row has the same bits alone, in a chunk
 // of any length, in any batch, and with the spans of a long context spread over any number of threads.
+//
+// What a query sees is one run of keys that ends with its own: all, those of a window, those of its chunk. Where a
+// request's prompt stays in sight whatever the window, it is two: the prompt's keys, and those behind it. The spans of the first
+// come first, and a span that holds the prompt's end is worked on twice, once for each.
 #pragma once
 
 #include <cstdint>
@@ -41,14 +46,14 @@ struct ScaleView {
 };
 
 struct WriteKVArgs {
-    const void *k, *v;  // [T, Hk, D]: heads lie next to each other, tokens k_stride, v_stride elements apart
+    const void *k, *v;  // [T, Hk, D], [T, Hk, Dv]: heads lie next to each other, tokens k_stride, v_stride elements apart
     DType type;
     std::int64_t k_stride, v_stride;
     CacheView k_cache, v_cache;
     CacheType cache_type;
     ScaleView k_scale, v_scale;  // int8 only
     const std::int64_t* slots;  // [T]
-    std::int64_t rows, heads, head_dim, num_blocks, block_size;
+    std::int64_t rows, heads, head_dim, value_dim, num_blocks, block_size;
 };
 
 // Throws std::out_of_range for a slot that is neither -1 nor in the cache.
@@ -59,7 +64,18 @@ struct AttentionStep {
     const std::int32_t* block_table;  // [B, MB]
     const std::int32_t* query_start_loc;  // [B + 1]
     const std::int32_t* seq_lens;  // [B]
-    std::int64_t rows, requests, table_width, q_heads, k_heads, head_dim, num_blocks, block_size, window;
+    const std::int32_t* prompt_lens;  // [B] or null: positions below stay in sight, whatever the window
+    std::int64_t rows, requests, table_width, q_heads, k_heads, head_dim, value_dim, num_blocks, block_size;
+    std::int64_t window, chunk;  // 0: none
+
+    // The first position that a query sees; behind the prompt, where that stays in sight.
+    std::int64_t sight_begin(std::int64_t position, std::int64_t prompt_len) const {
+        std::int64_t begin = prompt_len;
+        if (window > 0 && position - window + 1 > begin) begin = position - window + 1;
+        if (chunk > 0 && position / chunk * chunk > begin) begin = position / chunk * chunk;
+        return begin;
+    }
+    std::int64_t prompt_len(std::int64_t request) const { return prompt_lens ? prompt_lens[request] : 0; }
 };
 
 struct AttentionArgs {
@@ -70,20 +86,25 @@ struct AttentionArgs {
     CacheType cache_type;
     ScaleView k_scale, v_scale;  // int8 only
     const float* sinks;  // [Hq] or null: the score of a further key without a value
-    void* out;  // [T, Hq, D]
+    const float* slopes;  // [Hq] or null: what a score loses for each position that the key lies before the query
+    void* out;  // [T, Hq, Dv]
     float scale, softcap;
 };
 
 // Tokens [begin, end) of a request (rows of q) under query heads [head_begin, head_end), which share one key head, and the
-// spans that any of them sees. Its rows are tokens times heads, heads innermost.
+// spans that any of them sees: from the first of these, those of the prompt where it stays in sight, then, from the request's span
+// `first_span` on, those of other keys. Its rows are tokens times heads, heads innermost.
 struct AttentionTile {
-    std::int64_t request, begin, end, head_begin, head_end, span_begin, span_end;
+    std::int64_t request, begin, end, head_begin, head_end, span_begin, span_end, prompt_spans, first_span;
 
+    bool in_prompt(std::int64_t span) const { return span < prompt_spans; }
+    // Which span of the request's that is.
+    std::int64_t at(std::int64_t span) const { return in_prompt(span) ? span : span - prompt_spans + first_span; }
     std::int64_t rows() const { return (end - begin) * (head_end - head_begin); }
 };
 
 // Floats that a span leaves behind for `rows` rows: sums of values, maxima, totals.
-inline constexpr std::int64_t partial_floats(std::int64_t rows, std::int64_t head_dim) { return rows * (head_dim + 2); }
+inline constexpr std::int64_t partial_floats(std::int64_t rows, std::int64_t value_dim) { return rows * (value_dim + 2); }
 
 // Throws std::out_of_range where lengths, block table and cache do not fit together.
 class AttentionPlan;

@@ -76,20 +76,20 @@ inline void write_kv_rows(const WriteKVArgs& a, std::int64_t begin, std::int64_t
         const std::int64_t block = a.slots[t] / a.block_size, offset = a.slots[t] % a.block_size;
         for (std::int64_t h = 0; h < a.heads; ++h) {
             const T* k = static_cast<const T*>(a.k) + t * a.k_stride + h * a.head_dim;
-            const T* v = static_cast<const T*>(a.v) + t * a.v_stride + h * a.head_dim;
-            const std::int64_t head = h * a.block_size * a.head_dim;
-            E* keys = reinterpret_cast<E*>(static_cast<char*>(a.k_cache.data) + block * a.k_cache.block_bytes) + head + offset * C::lanes;
-            E* values =
-                reinterpret_cast<E*>(static_cast<char*>(a.v_cache.data) + block * a.v_cache.block_bytes) + head + offset * a.head_dim;
+            const T* v = static_cast<const T*>(a.v) + t * a.v_stride + h * a.value_dim;
+            E* keys = reinterpret_cast<E*>(static_cast<char*>(a.k_cache.data) + block * a.k_cache.block_bytes) +
+                h * a.block_size * a.head_dim + offset * C::lanes;
+            E* values = reinterpret_cast<E*>(static_cast<char*>(a.v_cache.data) + block * a.v_cache.block_bytes) +
+                (h * a.block_size + offset) * a.value_dim;
             float k_scale = 1.0f, v_scale = 1.0f;
             if (a.cache_type == CacheType::int8) {
                 k_scale = find_scale(k, a.head_dim);
-                v_scale = find_scale(v, a.head_dim);
+                v_scale = find_scale(v, a.value_dim);
                 a.k_scale.data[block * a.k_scale.block_stride + h * a.block_size + offset] = k_scale;
                 a.v_scale.data[block * a.v_scale.block_stride + h * a.block_size + offset] = v_scale;
             }
             write_row<C::lanes>(k, a.head_dim, k_scale, keys, a.block_size * C::lanes);
-            write_row<C::step>(v, a.head_dim, v_scale, values, C::step);
+            write_row<C::step>(v, a.value_dim, v_scale, values, C::step);
         }
     }
 }
@@ -347,7 +347,7 @@ inline std::int64_t lay_out(const AttentionStep& s, std::int64_t rows, float* ba
     };
     // The longest chunk of any tile: fewer rows never need more room, so what the largest tile of a step needs is enough for all.
     const std::int64_t chunk = lesser(rows, kChunkRows + 8);
-    out.width = padded(s.head_dim);
+    out.width = padded(s.value_dim);
     out.q = take(rows * s.head_dim);
     out.scores = take(chunk * kScoreStride);
     out.sums = take(chunk * out.width);
@@ -415,10 +415,24 @@ inline float exp_one(float x) {
     return lanes[0];
 }
 
+// What a row's scores change by with the distance of their keys (Press et al., 2022, arXiv:2108.12409): the slope, and the
+// position of the span's first key minus the query's.
+struct Bias {
+    float slope, distance;
+};
+
+struct Counts {
+    alignas(64) float at[kSpan];
+    constexpr Counts() : at() {
+        for (int i = 0; i < kSpan; ++i) at[i] = static_cast<float>(i);
+    }
+};
+inline constexpr Counts kCounts;
+
 // Turn a row's scores of keys [low, high) of a span into weights; give their maximum and sum. Registers begin at fixed keys of
 // the span, and keys outside weigh nothing, so neither depends on what other rows of the tile see.
-inline void weigh_row(float* scores, std::int64_t low, std::int64_t high, float scale, float softcap, const float* k_scale,
-                      const float* v_scale, float& top, float& total) {
+inline void weigh_row(float* scores, std::int64_t low, std::int64_t high, float scale, float softcap, Bias bias,
+                      const float* k_scale, const float* v_scale, float& top, float& total) {
     constexpr std::int64_t W = Vec::width;
     const std::int64_t begin = low / W * W, end = (high + W - 1) / W * W;
     const Reg factor = Vec::set1(scale);
@@ -428,6 +442,7 @@ inline void weigh_row(float* scores, std::int64_t low, std::int64_t high, float 
         Reg v = Vec::mul(Vec::load(scores + j), factor);
         if (k_scale) v = Vec::mul(v, Vec::load(k_scale + j));
         if (softcap > 0) v = cap_scores(v, softcap);
+        if (bias.slope != 0) v = Vec::fma(Vec::set1(bias.slope), Vec::add(Vec::load(kCounts.at + j), Vec::set1(bias.distance)), v);
         Vec::store(scores + j, v);
         if (j < low || j + W > high) {
             for (std::int64_t i = j; i < low; ++i) scores[i] = nothing;
@@ -474,7 +489,7 @@ inline void write_rows(const AttentionArgs& a, const AttentionStep& s, const Att
     const std::int64_t heads = t.head_end - t.head_begin;
     for (std::int64_t r = 0; r < t.rows(); ++r) {
         const std::int64_t head = t.head_begin + r % heads;
-        T* out = static_cast<T*>(a.out) + ((t.begin + r / heads) * s.q_heads + head) * s.head_dim;
+        T* out = static_cast<T*>(a.out) + ((t.begin + r / heads) * s.q_heads + head) * s.value_dim;
         float total = m.all_totals[r], fade = factor;
         if (a.sinks) {
             const float top = m.all_tops[r], sink = a.sinks[head], highest = sink > top ? sink : top;
@@ -484,8 +499,8 @@ inline void write_rows(const AttentionArgs& a, const AttentionStep& s, const Att
         }
         const float* sums = m.all_sums + r * m.width;
         const Reg divisor = Vec::set1(total), multiplier = Vec::set1(fade);
-        for (std::int64_t d = 0; d < s.head_dim; d += Vec::width) {
-            store_some(out + d, Vec::div(Vec::mul(Vec::load(sums + d), multiplier), divisor), s.head_dim - d);
+        for (std::int64_t d = 0; d < s.value_dim; d += Vec::width) {
+            store_some(out + d, Vec::div(Vec::mul(Vec::load(sums + d), multiplier), divisor), s.value_dim - d);
         }
     }
 }
@@ -524,7 +539,7 @@ struct Place {
     const E* value(std::int64_t position) const {
         const std::int64_t i = index(position), offset = position - i * block_size;
         return reinterpret_cast<const E*>(static_cast<const char*>(a.v_cache.data) + table[i] * a.v_cache.block_bytes) +
-               (head * block_size + offset) * s.head_dim;
+               (head * block_size + offset) * s.value_dim;
     }
     // Keys of the panel that begins at position p; those outside [low, high) may be anything.
     void panel(std::int64_t p, std::int64_t low, std::int64_t high, char* lanes, PanelKeys& out) const {
@@ -593,12 +608,12 @@ inline void convert_panel(const PanelKeys& keys, std::int64_t steps, float* out)
 }
 
 template <class C>
-inline void convert_value(const typename C::Element* from, std::int64_t head_dim, std::int64_t width, float* out) {
+inline void convert_value(const typename C::Element* from, std::int64_t value_dim, std::int64_t width, float* out) {
     std::int64_t d = 0;
-    for (; d + Vec::width <= head_dim; d += Vec::width) Vec::store(out + d, C::load(from + d));
+    for (; d + Vec::width <= value_dim; d += Vec::width) Vec::store(out + d, C::load(from + d));
     for (; d < width; d += Vec::width) {
         typename C::Element some[Vec::width] = {};
-        if (d < head_dim) __builtin_memcpy(some, from + d, static_cast<std::size_t>(head_dim - d) * sizeof some[0]);
+        if (d < value_dim) __builtin_memcpy(some, from + d, static_cast<std::size_t>(value_dim - d) * sizeof some[0]);
         Vec::store(out + d, C::load(some));
     }
 }
@@ -622,21 +637,23 @@ inline void load_span(const Span<C>& span, const Scratch& m, const AttentionStep
     }
     if (span.convert_values) {
         for (std::int64_t p = span.low; p < span.high; ++p) {
-            convert_value<C>(span.place.value(span.base + p), s.head_dim, m.width, m.values + p * m.width);
+            convert_value<C>(span.place.value(span.base + p), s.value_dim, m.width, m.values + p * m.width);
         }
     }
 }
 
 // What rows of a tile see of a span.
 struct Sight {
-    std::int64_t first, window, heads, base;  // first: position of the tile's first token
+    const AttentionStep& s;
+    std::int64_t first, heads, base, prompt_len;  // first: position of the tile's first token
+    bool before;  // only keys of the prompt that stays in sight, otherwise only those behind it
 
-    std::int64_t token(std::int64_t row) const { return static_cast<std::uint32_t>(row) / static_cast<std::uint32_t>(heads); }
-    std::int64_t low(std::int64_t row) const {
-        const std::int64_t position = first + token(row);
-        return window > 0 ? clamp(position - window + 1 - base, 0, kSpan) : 0;
+    std::int64_t position(std::int64_t row) const { return first + static_cast<std::uint32_t>(row) / static_cast<std::uint32_t>(heads); }
+    std::int64_t low(std::int64_t row) const { return before ? 0 : clamp(s.sight_begin(position(row), prompt_len) - base, 0, kSpan); }
+    std::int64_t high(std::int64_t row) const {
+        const std::int64_t end = position(row) + 1;
+        return clamp((before ? lesser(end, prompt_len) : end) - base, 0, kSpan);
     }
-    std::int64_t high(std::int64_t row) const { return clamp(first + token(row) + 1 - base, 0, kSpan); }
 };
 
 template <class C>
@@ -706,7 +723,7 @@ inline void add_values(const Span<C>& span, const AttentionStep& s, const Scratc
     }
     ValueRun<typename C::Element> runs[kValueKeys];
     const int count = span.place.runs(span.base + low, span.base + high, asker < askers ? span.end : 0, asker, askers, runs);
-    value_panel<C>(rows, weights, runs, count, m.width, s.head_dim, sums);
+    value_panel<C>(rows, weights, runs, count, m.width, s.value_dim, sums);
 }
 
 template <class C>
@@ -748,14 +765,16 @@ inline void attend_spans(const AttentionArgs& a, const AttentionStep& s, const A
     const Place<C> place(a, s, t);
     const std::int64_t rows = t.rows(), heads = t.head_end - t.head_begin;
     const std::int64_t first = s.seq_lens[t.request] - s.query_start_loc[t.request + 1] + t.begin;
+    const std::int64_t prompt_len = s.prompt_len(t.request);
     const RowBlocks blocks(rows);
     const bool many = rows >= C::convert_rows, is_int8 = a.cache_type == CacheType::int8;
     const std::int64_t most = chunk_rows(rows);
     for (std::int64_t i = t.span_begin; i < t.span_end; ++i) {
-        const Sight sight{first, s.window, heads, i * kSpan};
-        const Span<C> span{place, i * kSpan, sight.low(0), sight.high(rows - 1), first + t.end - t.begin,
+        const std::int64_t base = t.at(i) * kSpan, end = first + t.end - t.begin;
+        const Sight sight{s, first, heads, base, prompt_len, t.in_prompt(i)};
+        const Span<C> span{place, base, sight.low(0), sight.high(rows - 1), sight.before ? lesser(end, prompt_len) : end,
                            many && (C::step > 1 || !place.whole),
-                           (many && C::step > 1) || s.head_dim % Vec::width != 0 || m.width != s.head_dim};
+                           (many && C::step > 1) || s.value_dim % Vec::width != 0 || m.width != s.value_dim};
         load_span(span, m, s);
         if (is_int8) {
             place.scales(a.k_scale, span.base, span.low, span.high, m.k_scale);
@@ -771,7 +790,10 @@ inline void attend_spans(const AttentionArgs& a, const AttentionStep& s, const A
                 m.tops[at] = -__builtin_inff();
                 m.totals[at] = 0;
                 if (low >= high) continue;
-                weigh_row(m.scores + at * kScoreStride, low, high, a.scale * C::factor, a.softcap, is_int8 ? m.k_scale : nullptr,
+                float* scores = m.scores + at * kScoreStride;
+                const float slope = a.slopes ? a.slopes[t.head_begin + r % heads] : 0.0f;
+                const Bias bias{slope, static_cast<float>(span.base - sight.position(r))};
+                weigh_row(scores, low, high, a.scale * C::factor, a.softcap, bias, is_int8 ? m.k_scale : nullptr,
                           is_int8 ? m.v_scale : nullptr, m.tops[at], m.totals[at]);
             }
             value_chunk(span, sight, s, m, blocks, block_begin, b, row_begin, row);
@@ -782,10 +804,10 @@ inline void attend_spans(const AttentionArgs& a, const AttentionStep& s, const A
                     merge_row(m.all_sums + r * m.width, m.all_tops[r], m.all_totals[r], sums, m.tops[at], m.totals[at], m.width);
                     continue;
                 }
-                float* out = partial + (i - t.span_begin) * partial_floats(rows, s.head_dim);
-                copy_converted(sums, out + r * s.head_dim, s.head_dim);
-                out[rows * s.head_dim + r] = m.tops[at];
-                out[rows * (s.head_dim + 1) + r] = m.totals[at];
+                float* out = partial + (i - t.span_begin) * partial_floats(rows, s.value_dim);
+                copy_converted(sums, out + r * s.value_dim, s.value_dim);
+                out[rows * s.value_dim + r] = m.tops[at];
+                out[rows * (s.value_dim + 1) + r] = m.totals[at];
             }
         }
     }
@@ -815,14 +837,14 @@ inline void attend(const AttentionArgs& a, const AttentionStep& s, const Attenti
 
 inline void merge(const AttentionArgs& a, const AttentionStep& s, const AttentionTile& t, const float* partial, float* scratch) {
     Scratch m;
-    const std::int64_t rows = t.rows(), each = partial_floats(rows, s.head_dim);
+    const std::int64_t rows = t.rows(), each = partial_floats(rows, s.value_dim);
     lay_out(s, rows, scratch, m);
     clear_rows(m, rows);
     for (std::int64_t i = 0; i < t.span_end - t.span_begin; ++i) {
         const float* part = partial + i * each;
         for (std::int64_t r = 0; r < rows; ++r) {
-            merge_row(m.all_sums + r * m.width, m.all_tops[r], m.all_totals[r], part + r * s.head_dim, part[rows * s.head_dim + r],
-                      part[rows * (s.head_dim + 1) + r], s.head_dim);
+            merge_row(m.all_sums + r * m.width, m.all_tops[r], m.all_totals[r], part + r * s.value_dim, part[rows * s.value_dim + r],
+                      part[rows * (s.value_dim + 1) + r], s.value_dim);
         }
     }
     write_tile(a, s, t, m);

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -87,12 +89,12 @@ def test_row_ops_do_not_depend_on_other_rows(dtype: torch.dtype) -> None:
 
 
 def history(
-    generator: torch.Generator, dtype: torch.dtype, length: int, heads: tuple[int, int], head_dim: int
+    generator: torch.Generator, dtype: torch.dtype, length: int, heads: tuple[int, int], head_dim: int, value_dim: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v of every position of one request."""
     q_heads, k_heads = heads
     q = torch.randn(length, q_heads, head_dim, generator=generator).to(dtype)
-    k, v = (torch.randn(length, k_heads, head_dim, generator=generator).to(dtype) for _ in range(2))
+    k, v = (torch.randn(length, k_heads, width, generator=generator).to(dtype) for width in (head_dim, value_dim or head_dim))
     return q, k, v
 
 
@@ -107,15 +109,19 @@ def attend(
     beside: int = 0,
     cache_dtype: torch.dtype | None = None,
     sinks: Tensor | None = None,
+    local: int = 0,
+    prompt: int | None = None,
+    slopes: Tensor | None = None,
 ) -> Tensor:
-    """Attention of a request computed in chunks, its blocks scattered, `beside` other requests in the batch.
+    """Attention of a request computed in chunks, its blocks scattered, `beside` other requests in the batch. `local`: the op's `chunk`;
+    `prompt`: how much of the request stays in sight beside the window.
 
     Keys and values are written before all of them are used, as chunks of a later step would find them, and what the chunk may
     not see is NaN where the type has one.
     """
     length, k_heads, head_dim = k.shape
     num_blocks = -(-length // block_size)
-    caches = empty_cache(cache_dtype or k.dtype, num_blocks + 4, k_heads, block_size, head_dim, float("nan"))
+    caches = empty_cache(cache_dtype or k.dtype, num_blocks + 4, k_heads, block_size, head_dim, float("nan"), v.shape[2])
     blocks = (torch.randperm(num_blocks + 3, generator=rng(block_size))[:num_blocks] + 1).int()
     slots = blocks.long().repeat_interleave(block_size)[:length] * block_size + torch.arange(length) % block_size
     done, outputs = 0, []
@@ -129,8 +135,10 @@ def attend(
         table = blocks.expand(beside + 1, -1).contiguous()
         requests = table, starts, lengths
         plan = plan_attention(*requests)
+        prompts = None if prompt is None else torch.tensor([*range(beside), prompt], dtype=torch.int32)
+        limits = head_dim**-0.5, window, softcap, sinks
         for _ in range(2):  # as the next layer of the group
-            out = attention.paged_attention(queries, *caches[:2], *requests, head_dim**-0.5, window, softcap, sinks, *caches[2:], plan)
+            out = attention.paged_attention(queries, *caches[:2], *requests, *limits, *caches[2:], plan, local, prompts, slopes)
         outputs.append(out[beside:])
         done += chunk
     return torch.cat(outputs)
@@ -175,6 +183,34 @@ def test_attention_over_several_spans(heads: tuple[int, int], head_dim: int, win
             assert same_bits(found, whole), (threads, chunks)
 
 
+MASKS: dict[str, dict[str, Any]] = {
+    "chunk": {"local": 100},
+    "chunk of spans": {"local": 256},
+    "prompt": {"window": 30, "prompt": 300},
+    "prompt alone": {"window": 30, "prompt": 600},
+    "short prompt": {"window": 290, "prompt": 7},
+    "no prompt": {"window": 30, "prompt": 0},
+    "slopes": {"slopes": torch.tensor([2.0**-i for i in range(1, 7)])},
+}
+
+
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES, ids=str)
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.usefixtures("restored_threads")
+def test_masks_over_several_spans(mask: dict[str, Any], cache_dtype: torch.dtype) -> None:
+    """The same for what a query sees otherwise, with values narrower than keys."""
+    length = 600
+    qkv = history(rng(), torch.bfloat16, length, (6, 2), 36, 20)
+    native.set_num_threads(1)
+    whole = attend(*qkv, [length], 16, cache_dtype=cache_dtype, **mask)
+    assert whole.shape == (length, 6, 20) and bool(whole.isfinite().all())
+    for threads in (1, 3):
+        native.set_num_threads(threads)
+        for chunks, block_size, beside in (([250, 17, 300, 30, 1, 1, 1], 16, 3), ([99, 1, 1, 199, 300], 24, 0), ([512, 88], 5, 1)):
+            found = attend(*qkv, chunks, block_size, beside=beside, cache_dtype=cache_dtype, **mask)
+            assert same_bits(found, whole), (threads, chunks)
+
+
 @pytest.mark.usefixtures("restored_threads")
 def test_a_long_context_alone_on_many_threads() -> None:
     """One token's spans are spread over the threads, and merged in order."""
@@ -185,7 +221,7 @@ def test_a_long_context_alone_on_many_threads() -> None:
         native.set_num_threads(threads)
         plan = plan_attention(*case[3:6])
         for _ in range(3):
-            assert same_bits(attention.paged_attention(*case, plan), expected)
+            assert same_bits(attention.paged_attention(*case[:12], plan), expected)
 
 
 @settings(max_examples=25, deadline=None)
@@ -193,7 +229,11 @@ def test_a_long_context_alone_on_many_threads() -> None:
 def test_attention_random_chunks(data: st.DataObject) -> None:
     length = data.draw(st.integers(1, 70))
     group, k_heads, head_dim = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 2)), data.draw(st.sampled_from((4, 8, 33, 40)))
-    window = data.draw(st.sampled_from((0, 1, 9, 16, 30)))
+    mask: dict[str, Any] = {"window": data.draw(st.sampled_from((0, 1, 9, 16, 30)))}
+    if data.draw(st.booleans()):
+        mask |= data.draw(st.sampled_from(({"local": 1}, {"local": 7}, {"local": 32}, {"prompt": 1}, {"prompt": 17}, {"prompt": 90})))
+    if data.draw(st.booleans()):
+        mask["slopes"] = torch.rand(group * k_heads, generator=rng(7))
     qkv = history(rng(length), torch.float32, length, (group * k_heads, k_heads), head_dim)
     chunks, left = [], length
     while left:
@@ -201,5 +241,5 @@ def test_attention_random_chunks(data: st.DataObject) -> None:
         left -= chunks[-1]
     block_size = data.draw(st.integers(1, 40))
     cache_dtype = data.draw(st.sampled_from(CACHE_DTYPES if head_dim % 4 == 0 else (torch.float32,)))
-    found = attend(*qkv, chunks, block_size, window, beside=data.draw(st.integers(0, 3)), cache_dtype=cache_dtype)
-    assert same_bits(found, attend(*qkv, [length], 16, window, cache_dtype=cache_dtype))
+    found = attend(*qkv, chunks, block_size, beside=data.draw(st.integers(0, 3)), cache_dtype=cache_dtype, **mask)
+    assert same_bits(found, attend(*qkv, [length], 16, cache_dtype=cache_dtype, **mask))

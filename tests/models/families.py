@@ -395,9 +395,6 @@ ATTENTION += [
     )
 ]
 FAMILIES += ATTENTION
-BY_REFERENCE = [family for family in ATTENTION if family.name.startswith(("llama4", "mpt", "bloom", "unlimited"))]
-"""Families with a mask or a cache that no native kernel has: their attention is the reference op's, which is slower, gives other bits
-in other company, and is no part of a program."""
 
 
 MAMBA2 = {
@@ -742,7 +739,9 @@ HYBRIDS = [
     ),
 ]
 FAMILIES += HYBRIDS
-BY_REFERENCE += [family for family in HYBRIDS if "latent" in family.name]
+BY_REFERENCE = [family for family in HYBRIDS if "latent" in family.name]
+"""Families with a cache that no native kernel has: their attention is the reference op's, which is slower, gives other bits in other
+company, and is no part of a program."""
 
 
 def token_ids() -> Tensor:

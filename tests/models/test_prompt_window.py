@@ -86,6 +86,21 @@ def test_a_request_that_starts_over_keeps_its_prompt(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.cat(other.logits), expected(3)[1, :16], atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("provider", ["native"], indirect=True)
+def test_logits_are_the_same_bits_alone_and_in_company(tmp_path: Path, provider: str, dtype: str, recorded: bool) -> None:
+    loaded, ids = load(save(tmp_path, True), dtype, max_model_len=64), token_ids().tolist()
+    harness = Harness(loaded, 4, seed=1)
+    alone = harness.request(ids[0], PROMPT)
+    run(harness, alone, [1])
+    harness = Harness(loaded, 4, seed=2, recorded=recorded)
+    a, b = harness.request(ids[0], PROMPT), harness.request(ids[1], 3)
+    for n, m in ((1, 4), (6, 1), (2, 9), (14, 1)):
+        harness.step([(b, m), (a, n)])
+    assert torch.equal(torch.cat(a.logits), torch.cat(alone.logits))
+
+
 def test_what_lies_between_prompt_and_window_is_given_away(tmp_path: Path) -> None:
     harness = Harness(load(save(tmp_path, True), max_model_len=64), 4)
     request = harness.request(token_ids()[0].tolist(), PROMPT)

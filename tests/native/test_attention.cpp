@@ -24,13 +24,14 @@ double fp8_value(std::uint8_t code) {
 // Keys and values of some blocks of positions, filled with NaN (int8: NaN scales), so that nobody reads what is not written.
 struct Cache {
     CacheType type;
-    std::int64_t blocks, block_size, heads, head_dim, bytes, block_bytes, scale_stride;
+    std::int64_t blocks, block_size, heads, head_dim, value_dim, bytes, block_bytes, scale_stride;
     Buffer<std::uint32_t> k, v;  // aligned for every type
     Buffer<float> k_scale, v_scale;
 
-    Cache(CacheType type, std::int64_t blocks, std::int64_t block_size, std::int64_t heads, std::int64_t head_dim)
-        : type(type), blocks(blocks), block_size(block_size), heads(heads), head_dim(head_dim), bytes(cache_bytes(type)),
-          block_bytes(heads * head_dim * block_size * bytes + 16), scale_stride(heads * block_size + 1),
+    Cache(CacheType type, std::int64_t blocks, std::int64_t block_size, std::int64_t heads, std::int64_t head_dim, std::int64_t value_dim)
+        : type(type), blocks(blocks), block_size(block_size), heads(heads), head_dim(head_dim), value_dim(value_dim),
+          bytes(cache_bytes(type)), block_bytes(heads * std::max(head_dim, value_dim) * block_size * bytes + 16),
+          scale_stride(heads * block_size + 1),
           k((blocks * block_bytes - 16) / 4), v(k.size()), k_scale(blocks * scale_stride - 1), v_scale(k_scale.size()) {
         std::memset(k.data(), type == CacheType::fp8_e4m3 ? 0x7f : 0xff, static_cast<std::size_t>(4 * k.size()));
         std::memset(v.data(), type == CacheType::fp8_e4m3 ? 0x7f : 0xff, static_cast<std::size_t>(4 * v.size()));
@@ -67,15 +68,16 @@ struct Cache {
         return element(k, k_scale, slot, head, ((head * (head_dim / x) + d / x) * block_size + slot % block_size) * x + d % x);
     }
     double value(std::int64_t slot, std::int64_t head, std::int64_t d) const {
-        return element(v, v_scale, slot, head, (head * block_size + slot % block_size) * head_dim + d);
+        return element(v, v_scale, slot, head, (head * block_size + slot % block_size) * value_dim + d);
     }
 };
 
 template <class T>
-void write(Cache& cache, const Buffer<T>& k, const Buffer<T>& v, std::int64_t stride, const Buffer<std::int64_t>& slots) {
-    write_kv({k.data(), v.data(), dtype_of<T>, stride, stride, cache.view(cache.k), cache.view(cache.v), cache.type,
-              cache.view(cache.k_scale), cache.view(cache.v_scale), slots.data(), slots.size(), cache.heads, cache.head_dim, cache.blocks,
-              cache.block_size});
+void write(Cache& cache, const Buffer<T>& k, const Buffer<T>& v, std::int64_t k_stride, std::int64_t v_stride,
+           const Buffer<std::int64_t>& slots) {
+    write_kv({k.data(), v.data(), dtype_of<T>, k_stride, v_stride, cache.view(cache.k), cache.view(cache.v), cache.type,
+              cache.view(cache.k_scale), cache.view(cache.v_scale), slots.data(), slots.size(), cache.heads, cache.head_dim,
+              cache.value_dim, cache.blocks, cache.block_size});
 }
 
 // What a cache of the type may make of x, in a row whose greatest element is `highest`.
@@ -90,35 +92,37 @@ void check_stored(CacheType type, double found, double x, double highest) {
 }
 
 template <class T>
-void check_write(Random& random, CacheType type, std::int64_t head_dim, std::int64_t block_size, float scale) {
+void check_write(Random& random, CacheType type, std::int64_t head_dim, std::int64_t value_dim, std::int64_t block_size, float scale) {
     constexpr std::int64_t rows = 6, heads = 3, blocks = 4;
-    Cache cache(type, blocks, block_size, heads, head_dim);
-    const std::int64_t stride = heads * head_dim + 3, size = (rows - 1) * stride + heads * head_dim;
-    const Buffer<T> k = random_buffer<T>(random, size, scale), v = random_buffer<T>(random, size, scale);
+    Cache cache(type, blocks, block_size, heads, head_dim, value_dim);
+    const std::int64_t k_stride = heads * head_dim + 3, v_stride = heads * value_dim + 5;
+    const Buffer<T> k = random_buffer<T>(random, (rows - 1) * k_stride + heads * head_dim, scale),
+                    v = random_buffer<T>(random, (rows - 1) * v_stride + heads * value_dim, scale);
     Buffer<std::int64_t> slots(rows);
     for (std::int64_t t = 0; t < rows; ++t) slots[t] = t == 2 ? -1 : (t + 1) * blocks * block_size / rows - 1;  // the last slot too
-    write(cache, k, v, stride, slots);
+    write(cache, k, v, k_stride, v_stride, slots);
     std::vector<bool> written(static_cast<std::size_t>(blocks * block_size));
     for (std::int64_t t = 0; t < rows; ++t) {
         if (slots[t] < 0) continue;
         written[static_cast<std::size_t>(slots[t])] = true;
         if (std::count(slots.data() + t, slots.data() + rows, slots[t]) > 1) continue;  // written again later
         for (std::int64_t h = 0; h < heads; ++h) {
-            const T *key = k.data() + t * stride + h * head_dim, *value = v.data() + t * stride + h * head_dim;
+            const T *key = k.data() + t * k_stride + h * head_dim, *value = v.data() + t * v_stride + h * value_dim;
             double high_k = 0, high_v = 0;
             for (std::int64_t d = 0; d < head_dim; ++d) {
                 high_k = std::max(high_k, std::abs(static_cast<double>(to_float(key[d]))));
+            }
+            for (std::int64_t d = 0; d < value_dim; ++d) {
                 high_v = std::max(high_v, std::abs(static_cast<double>(to_float(value[d]))));
             }
-            for (std::int64_t d = 0; d < head_dim; ++d) {
-                check_stored(type, cache.key(slots[t], h, d), to_float(key[d]), high_k);
-                check_stored(type, cache.value(slots[t], h, d), to_float(value[d]), high_v);
-            }
+            for (std::int64_t d = 0; d < head_dim; ++d) check_stored(type, cache.key(slots[t], h, d), to_float(key[d]), high_k);
+            for (std::int64_t d = 0; d < value_dim; ++d) check_stored(type, cache.value(slots[t], h, d), to_float(value[d]), high_v);
         }
     }
     for (std::int64_t slot = 0; slot < blocks * block_size; ++slot) {
         if (written[static_cast<std::size_t>(slot)]) continue;
-        for (std::int64_t d = 0; d < head_dim; ++d) CHECK(std::isnan(cache.key(slot, 1, d)) && std::isnan(cache.value(slot, 1, d)));
+        for (std::int64_t d = 0; d < head_dim; ++d) CHECK(std::isnan(cache.key(slot, 1, d)));
+        for (std::int64_t d = 0; d < value_dim; ++d) CHECK(std::isnan(cache.value(slot, 1, d)));
     }
 }
 
@@ -127,20 +131,20 @@ TEST(write_kv) {
     for (const CacheType type : kCacheTypes) {
         for (const std::int64_t head_dim : {4, 8, 12, 20, 36, 64, 68, 128}) {
             for (const std::int64_t block_size : {1, 2, 3, 16}) {
-                check_write<float>(random, type, head_dim, block_size, 3);
-                check_write<bf16>(random, type, head_dim, block_size, 3);
+                check_write<float>(random, type, head_dim, head_dim, block_size, 3);
+                check_write<bf16>(random, type, head_dim, block_size == 3 ? 24 : head_dim, block_size, 3);
             }
         }
-        check_write<float>(random, type, 64, 16, 1000);  // beyond fp8's range
-        check_write<float>(random, type, 64, 16, 1e5f);  // beyond float16's
-        check_write<float>(random, type, 64, 16, 0);
+        check_write<float>(random, type, 64, 64, 16, 1000);  // beyond fp8's range
+        check_write<float>(random, type, 64, 64, 16, 1e5f);  // beyond float16's
+        check_write<float>(random, type, 64, 64, 16, 0);
     }
-    Cache cache(CacheType::float32, 2, 4, 1, 4);
+    Cache cache(CacheType::float32, 2, 4, 1, 4, 4);
     const Buffer<float> row(4);
     for (const std::int64_t bad : {-2, 8}) {
         Buffer<std::int64_t> slots(1);
         slots[0] = bad;
-        check_throws<std::out_of_range>("write_kv", [&] { write(cache, row, row, 4, slots); });
+        check_throws<std::out_of_range>("write_kv", [&] { write(cache, row, row, 4, 4, slots); });
     }
 }
 
@@ -168,12 +172,12 @@ void check_rounding(CacheType type, int greatest, F value) {
         wanted.push_back(NAN);
     }
     const auto rows = static_cast<std::int64_t>(values.size() / 4);
-    Cache cache(type, rows, 1, 1, 4);
+    Cache cache(type, rows, 1, 1, 4, 4);
     Buffer<float> k(rows * 4);
     std::memcpy(k.data(), values.data(), values.size() * sizeof(float));
     Buffer<std::int64_t> slots(rows);
     for (std::int64_t i = 0; i < rows; ++i) slots[i] = i;
-    write(cache, k, k, 4, slots);
+    write(cache, k, k, 4, 4, slots);
     for (std::int64_t i = 0; i < rows * 4; ++i) {
         check_close("key", i, cache.key(i / 4, 0, i % 4), wanted[static_cast<std::size_t>(i)], 0, 0);
         check_close("value", i, cache.value(i / 4, 0, i % 4), wanted[static_cast<std::size_t>(i)], 0, 0);
@@ -198,6 +202,11 @@ struct AttentionCase {
     std::int64_t q_heads, k_heads, head_dim, block_size, window;
     float softcap;
     bool sinks;
+    std::int64_t values = 0, chunk = 0;  // values: their width, if not that of keys
+    std::vector<std::int32_t> prompt_lens = {};  // one a request, or none
+    bool slopes = false;
+
+    std::int64_t value_dim() const { return values ? values : head_dim; }
 };
 
 // A step over a cache of random keys: each request's positions lie in blocks of its own, in random order.
@@ -208,7 +217,7 @@ struct Step {
     Buffer<std::int32_t> table, starts, lengths;
     Cache cache;
     Buffer<T> q;
-    Buffer<float> sinks;
+    Buffer<float> sinks, slopes;
 
     static std::int64_t count_rows(const AttentionCase& c) {
         std::int64_t rows = 0;
@@ -230,9 +239,9 @@ struct Step {
     Step(Random& random, const AttentionCase& c)
         : c(c), rows(count_rows(c)), table_width(widest(c)), blocks(count_blocks(c)), q_stride(c.q_heads * c.head_dim + 3),
           table(static_cast<std::int64_t>(c.requests.size()) * table_width), starts(static_cast<std::int64_t>(c.requests.size()) + 1),
-          lengths(static_cast<std::int64_t>(c.requests.size())), cache(c.type, blocks, c.block_size, c.k_heads, c.head_dim),
+          lengths(static_cast<std::int64_t>(c.requests.size())), cache(c.type, blocks, c.block_size, c.k_heads, c.head_dim, c.value_dim()),
           q(random_buffer<T>(random, (rows - 1) * q_stride + c.q_heads * c.head_dim, 3)),
-          sinks(random_buffer<float>(random, c.q_heads, 2)) {
+          sinks(random_buffer<float>(random, c.q_heads, 2)), slopes(random_buffer<float>(random, c.q_heads, 0.3f)) {
         std::vector<std::int32_t> free_blocks;
         for (std::int64_t i = 1; i < blocks; ++i) free_blocks.push_back(static_cast<std::int32_t>(i));
         for (std::int64_t b = 0; b < lengths.size(); ++b) {
@@ -248,8 +257,8 @@ struct Step {
             }
             Buffer<std::int64_t> slots(r.length);
             for (std::int64_t p = 0; p < r.length; ++p) slots[p] = slot(b, p);
-            const std::int64_t row = c.k_heads * c.head_dim;
-            write(cache, random_buffer<float>(random, r.length * row), random_buffer<float>(random, r.length * row), row, slots);
+            const std::int64_t key = c.k_heads * c.head_dim, value = c.k_heads * c.value_dim();
+            write(cache, random_buffer<float>(random, r.length * key), random_buffer<float>(random, r.length * value), key, value, slots);
         }
     }
 
@@ -262,39 +271,47 @@ struct Step {
         const std::int64_t begin = starts[first], count = starts[last] - begin;
         Buffer<std::int32_t> own_starts(last - first + 1);
         for (std::int64_t b = first; b <= last; ++b) own_starts[b - first] = static_cast<std::int32_t>(starts[b] - begin);
-        Buffer<T> out = filled<T>(count * c.q_heads * c.head_dim, 77);
+        Buffer<T> out = filled<T>(count * c.q_heads * c.value_dim(), 77);
         AttentionPlan plan;
-        plan.make({table.data() + first * table_width, own_starts.data(), lengths.data() + first, count, last - first, table_width,
-                   c.q_heads, c.k_heads, c.head_dim, blocks, c.block_size, c.window});
+        plan.make({table.data() + first * table_width, own_starts.data(), lengths.data() + first,
+                   c.prompt_lens.empty() ? nullptr : c.prompt_lens.data() + first, count, last - first, table_width, c.q_heads, c.k_heads,
+                   c.head_dim, c.value_dim(), blocks, c.block_size, c.window, c.chunk});
         paged_attention(
             {q.data() + begin * q_stride, dtype_of<T>, q_stride, cache.view(cache.k), cache.view(cache.v), c.type,
-             cache.view(cache.k_scale), cache.view(cache.v_scale), c.sinks ? sinks.data() : nullptr, out.data(), 0.3f, c.softcap},
+             cache.view(cache.k_scale), cache.view(cache.v_scale), c.sinks ? sinks.data() : nullptr, c.slopes ? slopes.data() : nullptr,
+             out.data(), 0.3f, c.softcap},
             plan);
         return out;
     }
 
     std::vector<double> expected(std::int64_t b, std::int64_t query, std::int64_t head) const {
         const Request& r = c.requests[static_cast<std::size_t>(b)];
-        const std::int64_t position = r.length - r.queries + query,
-                           first = c.window > 0 ? std::max<std::int64_t>(0, position - c.window + 1) : 0;
+        const std::int64_t position = r.length - r.queries + query;
+        const std::int64_t prompt_len = c.prompt_lens.empty() ? 0 : c.prompt_lens[static_cast<std::size_t>(b)];
+        std::vector<std::int64_t> seen;
+        for (std::int64_t p = 0; p <= position; ++p) {
+            if (c.chunk > 0 && p / c.chunk != position / c.chunk) continue;
+            if (c.window == 0 || position - p < c.window || p < prompt_len) seen.push_back(p);
+        }
         const std::int64_t key_head = head / (c.q_heads / c.k_heads);
         const T* row = q.data() + (starts[b] + query) * q_stride + head * c.head_dim;
-        std::vector<double> scores, sums(static_cast<std::size_t>(c.head_dim));
+        std::vector<double> scores, sums(static_cast<std::size_t>(c.value_dim()));
         double highest = c.sinks ? sinks[head] : -INFINITY;
-        for (std::int64_t p = first; p <= position; ++p) {
+        for (const std::int64_t p : seen) {
             double score = 0;
             for (std::int64_t d = 0; d < c.head_dim; ++d) score += to_float(row[d]) * cache.key(slot(b, p), key_head, d);
             score *= 0.3f;
             if (c.softcap > 0) score = c.softcap * std::tanh(score / c.softcap);
+            if (c.slopes) score += slopes[head] * static_cast<double>(p - position);
             scores.push_back(score);
             highest = std::max(highest, score);
         }
         double total = c.sinks ? std::exp(sinks[head] - highest) : 0;
-        for (std::int64_t p = first; p <= position; ++p) {
-            const double weight = std::exp(scores[static_cast<std::size_t>(p - first)] - highest);
+        for (std::size_t i = 0; i < seen.size(); ++i) {
+            const double weight = std::exp(scores[i] - highest);
             total += weight;
-            for (std::int64_t d = 0; d < c.head_dim; ++d) {
-                sums[static_cast<std::size_t>(d)] += weight * cache.value(slot(b, p), key_head, d);
+            for (std::int64_t d = 0; d < c.value_dim(); ++d) {
+                sums[static_cast<std::size_t>(d)] += weight * cache.value(slot(b, seen[i]), key_head, d);
             }
         }
         for (double& sum : sums) sum /= total;
@@ -312,14 +329,14 @@ void check_attention(Random& random, const AttentionCase& c) {
         for (std::int64_t i = 0; i < queries; ++i) {
             for (std::int64_t h = 0; h < c.q_heads; ++h) {
                 const std::vector<double> expected = step.expected(b, i, h);
-                for (std::int64_t d = 0; d < c.head_dim; ++d) {
-                    const std::int64_t at = ((step.starts[b] + i) * c.q_heads + h) * c.head_dim + d;
+                for (std::int64_t d = 0; d < c.value_dim(); ++d) {
+                    const std::int64_t at = ((step.starts[b] + i) * c.q_heads + h) * c.value_dim() + d;
                     check_close("attention", at, to_float(out[at]), expected[static_cast<std::size_t>(d)], relative_of<T>(64), 2e-5);
                 }
             }
         }
         const Buffer<T> alone = step.run(b, b + 1);
-        check_same_bits("a request alone", alone.data(), out.data() + step.starts[b] * c.q_heads * c.head_dim, alone.size());
+        check_same_bits("a request alone", alone.data(), out.data() + step.starts[b] * c.q_heads * c.value_dim(), alone.size());
     }
 }
 
@@ -348,6 +365,28 @@ TEST(attention_over_spans) {
     }
 }
 
+// What a query sees other than all before it or a window; keys and values of different widths.
+TEST(attention_sights) {
+    Random random(15);
+    const std::vector<Request> requests = {{1, 1}, {7, 2 * kSpan + 4}, {1, 400}, {12, 12}, {3, kSpan + 1}};
+    for (const CacheType type : kCacheTypes) {
+        for_threads([&] {
+            AttentionCase chunks{type, requests, 4, 2, 20, 16, 0, 0, false};
+            chunks.chunk = 100;
+            check_attention<float>(random, chunks);
+            AttentionCase prompt_lens{type, requests, 3, 1, 20, 3, 30, 0, true};
+            prompt_lens.prompt_lens = {1, kSpan * 2, 256, 9, 400};
+            prompt_lens.values = 12;
+            check_attention<float>(random, prompt_lens);
+            check_attention<bf16>(random, prompt_lens);
+            AttentionCase slopes{type, requests, 6, 2, 16, 16, 0, 0, false};
+            slopes.slopes = true;
+            slopes.values = 36;
+            check_attention<float>(random, slopes);
+        });
+    }
+}
+
 // Requests of any number of queries, and so tiles of any size, have the bits that they have alone, on any threads.
 TEST(attention_of_any_shape) {
     Random random(14);
@@ -364,7 +403,8 @@ TEST(attention_of_any_shape) {
         }
         const std::int64_t block_sizes[] = {1, 3, 8, 16, 32}, block_size = block_sizes[random.below(5)];
         Step<float> step(random, {type, requests, group * key_heads, key_heads, head_dim, block_size, window,
-                                  random.below(4) ? 0.0f : 5.0f, random.below(2) == 0});
+                                  random.below(4) ? 0.0f : 5.0f, random.below(2) == 0, 4 * (1 + random.below(20)),
+                                  random.below(3) ? 0 : 1 + random.below(400)});
         const auto count = static_cast<std::int64_t>(requests.size());
         use_threads(1 + static_cast<int>(random.below(3)));
         const Buffer<float> all = step.run(0, count);
@@ -372,7 +412,8 @@ TEST(attention_of_any_shape) {
         for (std::int64_t b = 0; b < count; ++b) {
             use_threads(1 + static_cast<int>(random.below(3)));
             const Buffer<float> alone = step.run(b, b + 1);
-            check_same_bits("a request alone", alone.data(), all.data() + step.starts[b] * group * key_heads * head_dim, alone.size());
+            const std::int64_t row = group * key_heads * step.c.value_dim();
+            check_same_bits("a request alone", alone.data(), all.data() + step.starts[b] * row, alone.size());
         }
     }
     use_threads(1);
@@ -392,6 +433,7 @@ TEST(attention_scratch) {
     AttentionStep step{};
     for (const std::int64_t head_dim : {4, 20, 64, 256}) {
         step.head_dim = head_dim;
+        step.value_dim = 68;
         for (const AttentionKernels* k : tables) {
             for (std::int64_t rows = 1; rows < 200; ++rows) CHECK(k->scratch(step, rows) <= k->scratch(step, rows + 1));
         }
@@ -406,6 +448,14 @@ TEST(attention_refusals) {
     step.table[2] = 1;
     step.lengths[0] = 13;
     check_throws<std::out_of_range>("a length beyond the table", [&] { step.run(0, 1); });
+    step.lengths[0] = 9;
+    step.c.window = 2;
+    step.table[0] = -1;
+    step.run(0, 1);
+    step.c.prompt_lens = {1};
+    check_throws<std::out_of_range>("a block of the prompt_len that is not there", [&] { step.run(0, 1); });
+    step.c.prompt_lens = {-1};
+    check_throws<std::out_of_range>("a prompt_len below zero", [&] { step.run(0, 1); });
     step.lengths[0] = 1;
     check_throws<std::out_of_range>("fewer positions than queries", [&] { step.run(0, 1); });
 }

@@ -31,7 +31,7 @@ def native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CANTER_KERNELS", raising=False)
 
 
-@pytest.fixture(scope="module", params=[family for family in FAMILIES if family not in BY_REFERENCE], ids=lambda family: family.name)
+@pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.name)
 def family(request: pytest.FixtureRequest) -> Family:
     return request.param
 
@@ -75,7 +75,7 @@ def test_a_program_gives_the_bits_of_eager_steps(family: Family, directory: Path
 
 
 @pytest.mark.parametrize("family", BY_REFERENCE, ids=lambda family: family.name)
-def test_a_mask_or_a_cache_that_no_kernel_has_makes_steps_eager(family: Family, tmp_path: Path) -> None:
+def test_a_cache_that_no_kernel_has_makes_steps_eager(family: Family, tmp_path: Path) -> None:
     loaded = load(save_oracle(family, tmp_path), "float32", family.max_model_len)
     harness = Harness(loaded, 4)
     steps = make_steps(loaded.model, harness.caches, harness._group_of_layer, harness.inputs, eager=False)

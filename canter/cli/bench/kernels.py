@@ -237,6 +237,15 @@ def cases(
             for op in ("rotary", "write_kv", "paged_attention"):
                 if op in ops and (op != "rotary" or attention.rope is not None):
                     yield lambda c=count, op=op, a=attention: attention_case(op, c, a, context_len, dtype)  # type: ignore[misc]
+        for attention in masked(attentions[0]) if "paged_attention" in ops else ():
+            yield lambda c=count, a=attention: attention_case("paged_attention", c, a, context_len, dtype)  # type: ignore[misc]
+
+
+def masked(a: AttentionArgs) -> list[AttentionArgs]:
+    """The model's attention under the masks of other families: local chunks, a prompt in sight beside a window, and ALiBi."""
+    plain = dataclasses.replace(a, window=0, chunk=0, sees_prompt=False, slopes=())
+    changes: list[dict[str, Any]] = [{"chunk": 256}, {"window": 256, "sees_prompt": True}, {"slopes": (0.1,) * a.num_heads}]
+    return [dataclasses.replace(plain, **change) for change in changes]
 
 
 def matrices(args: DecoderArgs) -> list[tuple[str, int, int]]:
@@ -412,21 +421,30 @@ def family_case(op: str, rows: int, args: DecoderArgs, dtype: torch.dtype) -> Ca
 
 
 def attention_case(op: str, rows: int, a: AttentionArgs, context_len: int, dtype: torch.dtype) -> Case:
-    """Up to 64 rows are a token each of as many requests; more are one prompt."""
+    """Up to 64 rows are a token each of as many requests; more are one prompt. Of a prompt in sight, half of a request's tokens are."""
     requests = [(1, context_len)] * rows if rows <= MOST_HEAD_ROWS else [(rows, rows)]
-    seen = [min(length, a.window or length) for _, length in requests]
+    prompt = requests[0][1] // 2 if a.sees_prompt else 0
+
+    def keys(position: int) -> int:
+        """How many the query there sees."""
+        count = position % a.chunk + 1 if a.chunk else position + 1
+        return min(count, prompt + a.window) if a.window else count
+
+    seen = [keys(length - 1) for _, length in requests]
     shape = f"{a.num_heads}/{a.num_kv_heads} heads of {a.head_dim}" + (f", window {a.window}" if a.window else "")
+    shape += f", chunks of {a.chunk}" * bool(a.chunk) + f", prompt of {prompt}" * bool(prompt) + ", slopes" * bool(a.slopes)
     token_bytes = 2 * a.num_kv_heads * a.head_dim * dtype.itemsize
     rng = torch.Generator().manual_seed(0)
     sizes = {"heads": (a.num_heads, a.num_kv_heads), "head_dim": a.head_dim, "block_size": 16}
     if op == "paged_attention":
+        mask: dict[str, Any] = {"window": a.window, "chunk": a.chunk, "slopes": bool(a.slopes)}
+        mask["prompt_lens"] = [prompt] * len(requests) if prompt else None
 
         def call() -> inputs.Case:
-            return inputs.attention_case(rng, dtype, requests=requests, window=a.window, softcap=a.softcap, **sizes)  # type: ignore[arg-type]
+            return inputs.attention_case(rng, dtype, requests=requests, softcap=a.softcap, **mask, **sizes)  # type: ignore[arg-type]
 
         moved = sum(seen) * token_bytes + 2 * rows * a.num_heads * a.head_dim * dtype.itemsize
-        reach = a.window or rows
-        pairs = sum(seen) if rows <= MOST_HEAD_ROWS else sum(min(i + 1, reach) for i in range(rows))
+        pairs = sum(seen) if rows <= MOST_HEAD_ROWS else sum(map(keys, range(rows)))
         calls = [call() for _ in range(min(copies(moved), 64))]
         return Case(op, f"{shape}, {requests[0][1]} tokens", rows, type_name(dtype), calls, moved, 4 * a.num_heads * a.head_dim * pairs)
     fused = torch.randn(rows, (a.num_heads + 2 * a.num_kv_heads) * a.head_dim).to(dtype)

@@ -43,11 +43,10 @@ def cache_arguments(
     lanes = 1 if k_cache.dtype == torch.float16 else 4 // size
     fits = k_cache.dim() == 5 and v_cache.dim() == 4 and k_cache.dtype == v_cache.dtype and head_dim * size % 4 == 0
     fits = fits and k_cache.shape[1:3] == (heads, head_dim // lanes) and k_cache.shape[4] == lanes
-    fits = fits and v_cache.shape == (k_cache.shape[0], heads, k_cache.shape[3], head_dim)
+    value_dim = v_cache.shape[-1]
+    fits = fits and v_cache.shape == (k_cache.shape[0], heads, k_cache.shape[3], value_dim) and value_dim * size % 4 == 0
     fits = fits and has_packed_blocks(k_cache) and has_packed_blocks(v_cache)
-    wanted = (
-        f"keys [NB, {heads}, {head_dim}/{lanes}, BS, {lanes}] and values [NB, {heads}, BS, {head_dim}] of one type, each block in one run"
-    )
+    wanted = f"keys [NB, {heads}, {head_dim}/{lanes}, BS, {lanes}] and values [NB, {heads}, BS, Dv] of one type, each block in one run"
     require(fits, op, wanted, k_cache, v_cache)
     scales = (0, 0, 0, 0)
     if code == 3:
@@ -70,32 +69,45 @@ def write_kv(
     v_scale: Tensor | None = None,
 ) -> None:
     """As the reference."""
-    fits = k.dim() == 3 and k.shape == v.shape and k.dtype == v.dtype and slot_mapping.shape == (k.shape[0],)
-    require(fits, "write_kv", "k and v [T, Hk, D] of one type and slot_mapping [T]", k, v, slot_mapping)
+    value_dim = v_cache.shape[-1]
+    fits = k.dim() == 3 and v.shape == (k.shape[0], k.shape[1], value_dim) and k.dtype == v.dtype and slot_mapping.shape == (k.shape[0],)
+    require(fits, "write_kv", "k [T, Hk, D] and v [T, Hk, Dv] of one type and slot_mapping [T]", k, v, slot_mapping)
     rows, heads, head_dim = k.shape
     caches = cache_arguments("write_kv", k_cache, v_cache, heads, head_dim, k_scale, v_scale)
     k, v, slots = packed_rows(k), packed_rows(v), contiguous(slot_mapping, torch.int64)
     new = k.data_ptr(), v.data_ptr(), type_code("write_kv", k), k.stride(0), v.stride(0)
-    _native.write_kv(*new, *caches, slots.data_ptr(), rows, heads, head_dim, k_cache.shape[0], v_cache.shape[2])
+    _native.write_kv(*new, *caches, slots.data_ptr(), rows, heads, head_dim, value_dim, k_cache.shape[0], v_cache.shape[2])
 
 
-def _make_plan(plan: AttentionPlan, shape: tuple[int, ...]) -> _native.AttentionPlan:
-    """The compiled module's plan for layers of one shape: (rows, Hq, Hk, D, NB, BS, window)."""
-    if shape in plan.made:
-        made: _native.AttentionPlan = plan.made[shape][0]
+def _make_plan(plan: AttentionPlan, rows: int, shape: tuple[int, ...], prompt_lens: Tensor | None) -> _native.AttentionPlan:
+    """The compiled module's plan for layers of one shape: (Hq, Hk, D, Dv, NB, BS, window, chunk)."""
+    key = (rows, *shape, prompt_lens is not None)
+    if key in plan.made:
+        made: _native.AttentionPlan = plan.made[key][0]
         return made
-    rows, q_heads, k_heads, head_dim, num_blocks, block_size, window = shape
+    q_heads, k_heads, chunk = shape[0], shape[1], shape[-1]
     require(q_heads % k_heads == 0, "paged_attention", f"query heads in whole groups, got {q_heads} for {k_heads} key heads")
     requests = plan.seq_lens.shape[0]
     fits = plan.block_table.dim() == 2 and plan.block_table.shape[0] == requests and plan.query_start_loc.shape == (requests + 1,)
     given = plan.block_table, plan.query_start_loc, plan.seq_lens
     require(fits, "paged_attention", "block_table [B, MB], query_start_loc [B + 1], seq_lens [B]", *given)
+    if prompt_lens is not None:
+        require(prompt_lens.shape == (requests,) and chunk == 0, "paged_attention", "prompt_lens [B], and no chunks", prompt_lens)
+        prompt_lens = contiguous(prompt_lens, torch.int32)
     table, starts, lengths = arrays = tuple(contiguous(x, torch.int32) for x in given)
     native = _native.AttentionPlan()
-    addresses = table.data_ptr(), starts.data_ptr(), lengths.data_ptr()
-    native.make(*addresses, rows, requests, table.shape[1], q_heads, k_heads, head_dim, num_blocks, block_size, window)
-    plan.made[shape] = native, arrays  # the native plan points into the arrays
+    addresses = table.data_ptr(), starts.data_ptr(), lengths.data_ptr(), 0 if prompt_lens is None else prompt_lens.data_ptr()
+    native.make(*addresses, rows, requests, table.shape[1], *shape)
+    plan.made[key] = native, arrays, prompt_lens  # the native plan points into the arrays
     return native
+
+
+def _by_head(x: Tensor | None, heads: int) -> Tensor | None:
+    """Sinks or slopes, where there are any: a float for each head, in one run."""
+    if x is None:
+        return None
+    require(x.shape == (heads,), "paged_attention", f"sinks and slopes [{heads}]", x)
+    return contiguous(x, torch.float32)
 
 
 def paged_attention(
@@ -112,20 +124,21 @@ def paged_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     plan: AttentionPlan | None = None,
+    chunk: int = 0,
+    prompt_lens: Tensor | None = None,
+    slopes: Tensor | None = None,
 ) -> Tensor:
     """As the reference."""
-    require(q.dim() == 3 and v_cache.dim() == 4, "paged_attention", "q [T, Hq, D] and v_cache [NB, Hk, BS, D]", q, v_cache)
+    require(q.dim() == 3 and v_cache.dim() == 4, "paged_attention", "q [T, Hq, D] and v_cache [NB, Hk, BS, Dv]", q, v_cache)
     rows, q_heads, head_dim = q.shape
-    num_blocks, k_heads, block_size, _ = v_cache.shape
+    num_blocks, k_heads, block_size, value_dim = v_cache.shape
     caches = cache_arguments("paged_attention", k_cache, v_cache, k_heads, head_dim, k_scale, v_scale)
-    native = _make_plan(
-        plan or AttentionPlan(block_table, query_start_loc, seq_lens), (rows, q_heads, k_heads, head_dim, num_blocks, block_size, window)
-    )
-    if sinks is not None:
-        require(sinks.shape == (q_heads,), "paged_attention", f"sinks [{q_heads}]", sinks)
-        sinks = contiguous(sinks, torch.float32)
+    shape = q_heads, k_heads, head_dim, value_dim, num_blocks, block_size, window, chunk
+    native = _make_plan(plan or AttentionPlan(block_table, query_start_loc, seq_lens), rows, shape, prompt_lens)
+    sinks, slopes = _by_head(sinks, q_heads), _by_head(slopes, q_heads)
     q = packed_rows(q)
-    out = torch.empty((rows, q_heads, head_dim), dtype=q.dtype)
+    out = torch.empty((rows, q_heads, value_dim), dtype=q.dtype)
     query = q.data_ptr(), type_code("paged_attention", q), q.stride(0)
-    _native.paged_attention(native, *query, *caches, 0 if sinks is None else sinks.data_ptr(), out.data_ptr(), scale, softcap)
+    by_head = 0 if sinks is None else sinks.data_ptr(), 0 if slopes is None else slopes.data_ptr()
+    _native.paged_attention(native, *query, *caches, *by_head, out.data_ptr(), scale, softcap)
     return out

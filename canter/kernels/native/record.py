@@ -414,13 +414,14 @@ def write_kv(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
-    """k and v [rows, heads, D] into the caches."""
-    fits = _has_packed_heads(k) and _has_packed_heads(v) and k.tail == v.tail and k.dtype == v.dtype
+    """k [rows, heads, D] and v [rows, heads, Dv] into the caches."""
+    fits = _has_packed_heads(k) and _has_packed_heads(v) and k.tail[0] == v.tail[0] and k.dtype == v.dtype
+    fits = fits and v.tail[1] == v_cache.shape[-1]
     _require(fits and _is_metadata(slot_mapping, torch.int64), "write_kv", "packed heads of k and v, int64 slots of the step")
     heads, head_dim = k.tail
     caches = _cache_arguments("write_kv", k.recorder, k_cache, v_cache, heads, head_dim, k_scale, v_scale)
     new = _code("write_kv", k), k.strides[0], v.strides[0]
-    sizes = heads, head_dim, k_cache.shape[0], v_cache.shape[2]
+    sizes = heads, head_dim, v.tail[1], k_cache.shape[0], v_cache.shape[2]
 
     def emit(program: Any, at: Place) -> None:
         program.write_kv(at(k), at(v), *new, *caches, at(slot_mapping), *sizes)
@@ -428,22 +429,27 @@ def write_kv(
     k.recorder.add("write_kv", [k, v, slot_mapping], [], emit)
 
 
-def _plan(recorder: Recorder, plan: AttentionPlan, shape: tuple[int, ...]) -> Any:
-    """The native plan of a state group for layers of one shape (Hq, Hk, D, NB, BS, window), made once a step.
+def _plan(recorder: Recorder, plan: AttentionPlan, shape: tuple[int, ...], prompt_lens: Any) -> Any:
+    """The native plan of a state group for layers of one shape (Hq, Hk, D, Dv, NB, BS, window, chunk), made once a step.
 
     The width of the table comes in the slot `<table's name>.width`, the number of requests in `num_reqs`.
     """
-    made = plan.made.get(shape)
+    key = (*shape, prompt_lens is not None)
+    made = plan.made.get(key)
     if made is not None:
         return made
     symbols: tuple[Any, ...] = plan.block_table, plan.query_start_loc, plan.seq_lens
     table, starts, lengths = symbols
+    if prompt_lens is not None:
+        _require(shape[-1] == 0, "paged_attention", "prompt_lens, and no chunks")
+        symbols = *symbols, prompt_lens
     _require(all(_is_metadata(x, torch.int32) for x in symbols), "paged_attention", "int32 metadata of the step")
-    native = plan.made[shape] = _native.AttentionPlan()
+    native = plan.made[key] = _native.AttentionPlan()
     counts = recorder.slot("num_reqs").index, recorder.slot(f"{table.name}.width").index
 
     def emit(program: Any, at: Place) -> None:
-        program.attention_plan(native, at(table), at(starts), at(lengths), *counts, *shape)
+        given = at(table), at(starts), at(lengths), None if prompt_lens is None else at(prompt_lens)
+        program.attention_plan(native, *given, *counts, *shape)
 
     recorder.add("attention_plan", symbols, [], emit)
     return native
@@ -463,23 +469,28 @@ def paged_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     plan: AttentionPlan | None = None,
+    chunk: int = 0,
+    prompt_lens: Symbol | None = None,
+    slopes: Tensor | None = None,
 ) -> Symbol:
-    """q [rows, heads, D] -> the same, contiguous."""
+    """q [rows, heads, D] -> [rows, heads, Dv], contiguous."""
     _require(_has_packed_heads(q) and v_cache.dim() == 4 and q.tail[0] % v_cache.shape[1] == 0, "paged_attention", "packed heads of q")
     heads, head_dim = q.tail
-    num_blocks, k_heads, block_size, _ = v_cache.shape
+    num_blocks, k_heads, block_size, value_dim = v_cache.shape
     recorder = q.recorder
     caches = _cache_arguments("paged_attention", recorder, k_cache, v_cache, k_heads, head_dim, k_scale, v_scale)
     given: Any = block_table, query_start_loc, seq_lens
-    native = _plan(recorder, plan or AttentionPlan(*given), (heads, k_heads, head_dim, num_blocks, block_size, window))
-    fits = sinks is None or (sinks.shape == (heads,) and sinks.dtype == torch.float32 and sinks.is_contiguous())
-    _require(fits, "paged_attention", "contiguous float32 sinks [Hq]")
-    sinks_at = 0 if sinks is None else recorder.bind(sinks)
-    out = recorder.new(q.dtype, heads, head_dim)
+    shape = heads, k_heads, head_dim, value_dim, num_blocks, block_size, window, chunk
+    native = _plan(recorder, plan or AttentionPlan(*given), shape, prompt_lens)
+    for x in (sinks, slopes):
+        fits = x is None or (x.shape == (heads,) and x.dtype == torch.float32 and x.is_contiguous())
+        _require(fits, "paged_attention", "contiguous float32 sinks and slopes [Hq]")
+    by_head = [0 if x is None else recorder.bind(x) for x in (sinks, slopes)]
+    out = recorder.new(q.dtype, heads, value_dim)
     code = _code("paged_attention", q)
 
     def emit(program: Any, at: Place) -> None:
-        program.paged_attention(native, at(q), code, q.strides[0], *caches, sinks_at, at(out), scale, softcap)
+        program.paged_attention(native, at(q), code, q.strides[0], *caches, *by_head, at(out), scale, softcap)
 
     recorder.add("paged_attention", [q], [out], emit)
     return out

@@ -2,7 +2,7 @@
 
 Keys lie in blocks of `[heads, D / x, block_size, x]` with x elements in 4 bytes (float32 1, bfloat16 2, 8-bit types 4; but
 float16 1, which processors widen as it lies), so that a kernel finds neighbouring keys in neighbouring lanes; values in blocks
-of `[heads, block_size, D]`.
+of `[heads, block_size, Dv]`, as wide as keys or not.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def write_kv(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
 ) -> None:
-    """Store `k[T, Hk, D]` in `k_cache[NB, Hk, D/x, BS, x]` and `v[T, Hk, D]` in `v_cache[NB, Hk, BS, D]`, in the cache's type.
+    """Store `k[T, Hk, D]` in `k_cache[NB, Hk, D/x, BS, x]` and `v[T, Hk, Dv]` in `v_cache[NB, Hk, BS, Dv]`, in the cache's type.
 
     Token t goes to block `slot_mapping[t] // BS`, place `slot_mapping[t] % BS`; -1 skips the token. Floats are rounded,
     those beyond float16 or float8_e4m3fn to its greatest; an int8 cache keeps, of each token and head, the greatest magnitude / 127 in
@@ -72,10 +72,10 @@ def _gather(cache: Tensor, scales: Tensor | None, blocks: Tensor, length: int) -
     return paged.transpose(0, 1).reshape(heads, -1, head_dim)[:, :length]
 
 
-def _hidden(first: int, length: int, window: int, chunk: int, prompt_len: int, device: torch.device) -> Tensor:
-    """Which of a request's keys the queries at positions from `first` on may not see: `[length - first, length]`."""
+def hidden_keys(num_queries: int, length: int, window: int, chunk: int, prompt_len: int, device: torch.device | str = "cpu") -> Tensor:
+    """Which of a request's `length` keys its last queries may not see: `[num_queries, length]`."""
     key = torch.arange(length, device=device)
-    position = torch.arange(first, length, device=device)[:, None]
+    position = torch.arange(length - num_queries, length, device=device)[:, None]
     hidden = key > position
     if window:
         hidden = hidden | ((key <= position - window) & (key >= prompt_len))
@@ -121,27 +121,28 @@ def paged_attention(
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     plan: AttentionPlan | None = None,
-    *,
     chunk: int = 0,
     prompt_lens: Tensor | None = None,
     slopes: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of `q[T, Hq, D]` over `k_cache[NB, Hk, D/x, BS, x]` and `v_cache[NB, Hk, BS, D]`: `[T, Hq, D]` like q.
+    """Causal attention of `q[T, Hq, D]` over `k_cache[NB, Hk, D/x, BS, x]` and `v_cache[NB, Hk, BS, Dv]`: `[T, Hq, Dv]` like q.
 
     Request b owns queries `query_start_loc[b] .. query_start_loc[b + 1]` (int32, `[B + 1]`), its last positions out of
     `seq_lens[b]` (int32), and finds position p in block `block_table[b, p // BS]` (int32, `[B, MB]`). Query heads
     share key heads in runs of Hq / Hk. `window` > 0: a query sees itself and window - 1 positions before; with `prompt_lens`
-    (int32, `[B]`) also all of its request's first `prompt_lens[b]` positions. `chunk` > 0: a query at p sees nothing before
-    position `p // chunk * chunk`.
+    (int32, `[B]`, not together with `chunk`) also all of its request's first `prompt_lens[b]` positions. `chunk` > 0: a query at p
+    sees nothing before position `p // chunk * chunk`.
     `softcap` > 0: scaled scores s become `softcap * tanh(s / softcap)`. `slopes` (`[Hq]` float32): a key that lies d positions back
     loses `slopes[h] * d` of its score, after the cap (ALiBi, arXiv 2108.12409). `sinks` (`[Hq]`): scores of one more key without
     a value, which only takes weight away. `k_scale`, `v_scale`: as `write_kv` left them for an int8 cache. Softmax and sums are
     in float32. Rows past `query_start_loc[B]` are zero. `plan` (of `plan_attention`, for the same table, starts and lengths)
     lets the layers of a group share work. Blocks of which no position is seen are not read, whatever the table says of them.
-    Raises `IndexError` for a block outside the cache or more positions than the table holds.
+    Raises `IndexError` for a block outside the cache, more positions than the table holds or a prompt of less than none.
     """
-    out = q.new_zeros(*q.shape[:2], v_cache.shape[3])
-    num_blocks, _, block_size, _ = v_cache.shape
+    if chunk and prompt_lens is not None:
+        raise ValueError("paged_attention: chunks have no prompt in sight.")
+    num_blocks, _, block_size, value_dim = v_cache.shape
+    out = q.new_zeros(*q.shape[:2], value_dim)
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
     prompts = [0] * len(lengths) if prompt_lens is None else prompt_lens.tolist()
     for b, length in enumerate(lengths):
@@ -149,9 +150,9 @@ def paged_attention(
         if start == end:
             continue
         used = block_table[b, : -(-length // block_size)].clone()
-        if length < end - start or used.numel() * block_size < length:
+        if length < end - start or used.numel() * block_size < length or prompts[b] < 0:
             raise IndexError(f"paged_attention: the lengths or the block table of request {b} do not fit ({length} positions).")
-        hidden = _hidden(length - (end - start), length, window, chunk, prompts[b], q.device)
+        hidden = hidden_keys(end - start, length, window, chunk, prompts[b], q.device)
         used[[bool(blind.all()) for blind in hidden.all(0).split(block_size)]] = 0
         if not 0 <= int(used.min()) <= int(used.max()) < num_blocks:
             raise IndexError(f"paged_attention: the block table of request {b} names a block outside the cache.")
