@@ -79,6 +79,21 @@ def add_to_streams(
 ) -> None: ...
 def match_streams(row: int, x: int, out: int, type: int, rows: int, streams: int, width: int, row_stride: int, /) -> None: ...
 def concat(x: int, y: int, out: int, rows: int, x_bytes: int, y_bytes: int, x_stride: int, y_stride: int, /) -> None: ...
+def head_linear(
+    x: int,
+    weight: int,
+    out: int,
+    type: int,
+    rows: int,
+    heads: int,
+    width: int,
+    outputs: int,
+    x_row_stride: int,
+    x_head_stride: int,
+    n_stride: int,
+    k_stride: int,
+    /,
+) -> None: ...
 def gated(gate_up: int, out: int, type: int, activation: int, rows: int, width: int, /) -> None: ...
 def pointwise(
     kind: int,
@@ -406,6 +421,21 @@ class Program:
     ) -> None: ...
     def match_streams(self, row: Operand, x: Operand, out: Operand, type: int, streams: int, width: int, row_stride: int, /) -> None: ...
     def concat(self, x: Operand, y: Operand, out: Operand, x_bytes: int, y_bytes: int, x_stride: int, y_stride: int, /) -> None: ...
+    def head_linear(
+        self,
+        x: Operand,
+        weight: int,
+        out: Operand,
+        type: int,
+        heads: int,
+        width: int,
+        outputs: int,
+        x_row_stride: int,
+        x_head_stride: int,
+        n_stride: int,
+        k_stride: int,
+        /,
+    ) -> None: ...
     def gated(self, name: str, gate_up: Operand, out: Operand, type: int, activation: int, width: int, /) -> None: ...
     def pointwise(
         self,

@@ -64,6 +64,12 @@ void bind_concat(Address x, Address y, Address out, std::int64_t rows, std::int6
     concat({at(x), at(y), at(out), rows, x_bytes, y_bytes, x_stride, y_stride});
 }
 
+void bind_head_linear(Address x, Address weight, Address out, int type, std::int64_t rows, std::int64_t heads, std::int64_t width,
+                      std::int64_t outputs, std::int64_t x_row_stride, std::int64_t x_head_stride, std::int64_t n_stride,
+                      std::int64_t k_stride) {
+    head_linear({at(x), at(weight), at(out), dtype_of(type), rows, heads, width, outputs, x_row_stride, x_head_stride, n_stride, k_stride});
+}
+
 void bind_softcap(Address x, Address out, int type, std::int64_t count, float cap) {
     softcap({at(x), at(out), dtype_of(type), count, cap});
 }
@@ -112,6 +118,7 @@ NB_MODULE(_native, m) {
     m.def("add_to_streams", &bind_add_to_streams, released());
     m.def("match_streams", &bind_match_streams, released());
     m.def("concat", &bind_concat, released());
+    m.def("head_linear", &bind_head_linear, released());
     m.def("gated", &bind_gated, released());
     m.def("pointwise", &bind_pointwise, released());
     m.def("softcap", &bind_softcap, released());

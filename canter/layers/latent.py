@@ -78,7 +78,8 @@ class LatentAttention:
         latent, shared = row.split_with_sizes((args.latent_dim, args.shared_dim), 1)
         # One head: norms read heads where they lie in a fused projection.
         row = self._concat(self._norm(latent.view(-1, 1, args.latent_dim)).view(-1, args.latent_dim), shared)
-        attended = self._attended(self._queries(x), row.view(-1, 1, self._row_dim), ctx)
+        self._store(row.view(-1, 1, self._row_dim), ctx)
+        attended = self._attended(self._queries(x), ctx)
         return self._output(self._head_linear(attended, self._to_values).view(-1, args.num_heads * args.value_dim))
 
     def _queries(self, x: Tensor) -> Tensor:
@@ -91,15 +92,22 @@ class LatentAttention:
         rows = self._concat(absorbed.view(-1, args.latent_dim), shared.reshape(-1, args.shared_dim))
         return rows.view(-1, args.num_heads, self._row_dim)
 
-    def _attended(self, q: Tensor, rows: Tensor, ctx: StepContext) -> Tensor:
-        """[T, heads, latent_dim]."""
+    def _cache(self, ctx: StepContext) -> tuple[Tensor, Tensor]:
+        """The same memory as keys [NB, 1, D, BS, 1] and as values [NB, 1, BS, D]: what is stored as keys is stored."""
         cache = ctx.caches[self._state_id]["latent"]
+        return cache.transpose(1, 2)[:, None, :, :, None], cache[:, None]
+
+    def _store(self, rows: Tensor, ctx: StepContext) -> None:
+        keys, values = self._cache(ctx)
+        nothing, _ = rows.split_with_sizes((0, self._row_dim), 2)
+        self._write(rows, nothing, keys, values[..., :0], ctx.attention(self._state_id).slot_mapping)
+
+    def _attended(self, q: Tensor, ctx: StepContext) -> Tensor:
+        """[T, heads, latent_dim]."""
+        keys, values = self._cache(ctx)
         group = ctx.attention(self._state_id)
         if group.plan is None:
             group.plan = plan_attention(group.block_table, ctx.query_start_loc, ctx.seq_lens)
-        # The same memory as keys [NB, 1, D, BS, 1] and as values [NB, 1, BS, D]: what is stored as keys is stored.
-        keys, values = cache.transpose(1, 2)[:, None, :, :, None], cache[:, None]
-        self._write(rows, rows[..., :0], keys, values[..., :0], group.slot_mapping)
         requests = group.block_table, ctx.query_start_loc, ctx.seq_lens
         scale = self._query_dim**-0.5
         return self._attend(q, keys, values[..., : self._args.latent_dim], *requests, scale, 0, 0.0, plan=group.plan)

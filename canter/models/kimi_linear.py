@@ -63,6 +63,8 @@ _LATENT_EPS = 1e-6
 def _latent_attention(hf: Mapping[str, Any]) -> LatentAttentionArgs:
     if hf_config.flag(hf, "attention_bias"):
         raise UnsupportedModelError("Config key 'attention_bias': latent attention with biases is not supported.")
+    if not hf_config.flag(hf, "mla_use_nope", True):
+        raise UnsupportedModelError("Config key 'mla_use_nope': latent attention with positions is not supported.")
     return LatentAttentionArgs(
         num_heads=hf_config.positive_int(hf, "num_attention_heads", 32),
         key_dim=hf_config.positive_int(hf, "qk_nope_head_dim", 128),

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "activation/activation.h"
+#include "heads/heads.h"
 #include "norm/norm.h"
 #include "quant/dequantize.h"
 #include "recurrent/recurrent.h"
@@ -20,6 +21,8 @@ struct KernelTable {
     void (*mix_streams)(const StreamArgs&, std::int64_t begin, std::int64_t end);
     void (*add_to_streams)(const StreamArgs&, std::int64_t begin, std::int64_t end);
     void (*match_streams)(const StreamArgs&, std::int64_t begin, std::int64_t end);
+    // Over heads, and the rows of each.
+    void (*head_linear)(const HeadLinearArgs&, std::int64_t begin, std::int64_t end);
     void (*gated)(const GatedArgs&, std::int64_t begin, std::int64_t end);
     void (*pointwise)(const PointwiseArgs&, std::int64_t begin, std::int64_t end);
     void (*softcap)(const SoftcapArgs&, std::int64_t begin, std::int64_t end);

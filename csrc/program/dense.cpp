@@ -9,6 +9,7 @@
 
 #include "activation/activation.h"
 #include "gemm/float_table.h"
+#include "heads/heads.h"
 #include "norm/norm.h"
 #include "parallel/rows.h"
 #include "program/instructions.h"
@@ -122,6 +123,15 @@ void add_concat(Program& program, Operand x, Operand y, Operand out, std::int64_
     });
 }
 
+void add_head_linear(Program& program, Operand x, Address weight, Operand out, int type, std::int64_t heads, std::int64_t width,
+                     std::int64_t outputs, std::int64_t x_row_stride, std::int64_t x_head_stride, std::int64_t n_stride,
+                     std::int64_t k_stride) {
+    program.add("head_linear", [=](const Frame& frame) {
+        head_linear({x.at(frame), at(weight), out.at(frame), dtype_of(type), frame.rows, heads, width, outputs, x_row_stride,
+                     x_head_stride, n_stride, k_stride});
+    });
+}
+
 void add_softcap(Program& program, Operand x, Operand out, int type, std::int64_t width, float cap) {
     program.add("softcap", [=](const Frame& frame) { softcap({x.at(frame), out.at(frame), dtype_of(type), frame.rows * width, cap}); });
 }
@@ -163,6 +173,7 @@ void bind_dense_instructions(nb::class_<Program>& program) {
         .def("add_to_streams", &add_add_to_streams)
         .def("match_streams", &add_match_streams)
         .def("concat", &add_concat)
+        .def("head_linear", &add_head_linear)
         .def("softcap", &add_softcap)
         .def("widen", &add_widen)
         .def("gather", &add_gather);

@@ -262,6 +262,7 @@ def test_a_hybrid_has_a_memory_for_each_mixer_that_needs_one(family: Family) -> 
         ("jamba", {"num_experts": 4}, ["num_experts", "4"]),
         ("minimax", {"num_local_experts": 4}, ["num_local_experts", "4"]),
         ("kimi-linear-latent", {"attention_bias": True}, ["attention_bias"]),
+        ("kimi-linear-latent", {"mla_use_nope": False}, ["mla_use_nope"]),
         ("kimi-linear", {"mlp_layer_types": ["dense", "dense", "sparse"]}, ["Experts", "layer 2"]),
         ("mamba2", {"hidden_act": "relu"}, ["hidden_act", "relu"]),
         ("zamba2", {"use_long_context": True}, ["use_long_context"]),
@@ -335,6 +336,9 @@ def test_original_hybrid_configs() -> None:
     assert [branches[0].name for branches in args.layers] == ["mamba", "mlp", "mamba", "attention", "mlp"]
     kimi = {"num_hidden_layers": 1, "linear_attn_config": {"num_heads": 3, "head_dim": 8, "kda_layers": [1], "full_attn_layers": []}}
     (layer,) = get_model_class("KimiLinearForCausalLM").Args.from_hf(kimi).layers
+    kimi |= {"linear_attn_config": {"kda_layers": [], "full_attn_layers": [1]}, "mla_use_nope": True, "q_lora_rank": None}
+    (latent,) = get_model_class("KimiLinearForCausalLM").Args.from_hf(kimi).layers
+    assert (latent[0].mixer.latent_dim, latent[0].mixer.shared_dim, latent[0].mixer.query_rank) == (512, 64, 0)
     assert (layer[0].mixer.key_heads, layer[0].mixer.gate_rank, layer[0].mixer.taps) == (3, 8, 4)
     mamba2 = {
         "vocab_size": 10,

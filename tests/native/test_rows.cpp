@@ -2,8 +2,10 @@
 
 #include "activation/activation.h"
 #include "check.h"
+#include "heads/heads.h"
 #include "norm/norm.h"
 #include "rope/rotary.h"
+#include "streams/streams.h"
 
 namespace canter::test {
 namespace {
@@ -102,7 +104,8 @@ void check_gated(const Buffer<T>& x, std::int64_t rows, std::int64_t width, Acti
     for (std::int64_t r = 0; r < rows; ++r) {
         for (std::int64_t i = 0; i < width; ++i) {
             const double gate = to_float(x[r * 2 * width + i]), up = to_float(x[r * 2 * width + width + i]);
-            const double activated = activation == Activation::silu ? silu(gate) : activation == Activation::gelu ? gelu_by_erf(gate) : gelu(gate);
+            const double by_gelu = activation == Activation::gelu ? gelu_by_erf(gate) : gelu(gate);
+            const double activated = activation == Activation::silu ? silu(gate) : by_gelu;
             const double expected = static_cast<double>(static_cast<float>(activated)) * up;
             // Far out, e^-x times x is a number in double and gone in float32: what remains is zero, or NaN times infinity.
             if (extreme && (std::abs(activated) < 1e-30 || std::isinf(gate)) && !std::isfinite(up)) continue;
@@ -139,6 +142,42 @@ TEST(concat) {
         for (std::int64_t r = 0; r < rows; ++r) {
             check_same_bits("concat, x", out.data() + r * (width + other), x.data() + r * stride, width);
             check_same_bits("concat, y", out.data() + r * (width + other) + width, y.data() + r * other, other);
+        }
+    }
+}
+
+template <class T>
+void check_head_linear(Random& random, std::int64_t width, std::int64_t outputs, bool along_inputs) {
+    const std::int64_t rows = 3, heads = 2, head = width + 3, row = heads * head;
+    const Buffer<T> x = random_buffer<T>(random, rows * row, 1), weight = random_buffer<T>(random, heads * outputs * width, 1);
+    Buffer<T> out(rows * heads * outputs), alone(heads * outputs);
+    const std::int64_t n_stride = along_inputs ? width : 1, k_stride = along_inputs ? 1 : outputs;
+    head_linear({x.data(), weight.data(), out.data(), dtype_of<T>, rows, heads, width, outputs, row, head, n_stride, k_stride});
+    for (std::int64_t r = 0; r < rows; ++r) {
+        for (std::int64_t i = 0; i < heads * outputs; ++i) {
+            const std::int64_t h = i / outputs, n = i % outputs;
+            double sum = 0, magnitude = 0;
+            for (std::int64_t k = 0; k < width; ++k) {
+                const double term = static_cast<double>(to_float(x[r * row + h * head + k])) *
+                                    to_float(weight[h * outputs * width + n * n_stride + k * k_stride]);
+                sum += term;
+                magnitude += std::abs(term);
+            }
+            const std::int64_t at = r * heads * outputs + i;
+            check_close("head_linear", at, to_float(out[at]), sum, relative_of<T>(8), 1e-6 * magnitude);
+        }
+        const T* one = x.data() + r * row;
+        head_linear({one, weight.data(), alone.data(), dtype_of<T>, 1, heads, width, outputs, row, head, n_stride, k_stride});
+        check_same_bits("head_linear, a row alone", alone.data(), out.data() + r * heads * outputs, heads * outputs);
+    }
+}
+
+TEST(head_linear) {
+    Random random(9);
+    for (const std::int64_t width : kWidths) {
+        for (const bool along_inputs : {true, false}) {
+            check_head_linear<float>(random, width, 19, along_inputs);
+            check_head_linear<bf16>(random, 19, width, along_inputs);
         }
     }
 }

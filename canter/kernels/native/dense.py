@@ -157,6 +157,28 @@ def concat(x: Tensor, y: Tensor) -> Tensor:
     return out
 
 
+def head_strides(weight: Tensor) -> tuple[int, int] | None:
+    """How far outputs and inputs of matrices [H, N, K] lie apart, one of them in one run; None where neither or the matrices don't."""
+    _, outputs, width = weight.shape
+    fits = weight.stride() in ((outputs * width, width, 1), (outputs * width, 1, outputs))
+    return (weight.stride(1), weight.stride(2)) if fits else None
+
+
+def head_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """As the reference."""
+    fits = x.dim() == weight.dim() == 3 and weight.shape[0] == x.shape[1] and weight.shape[2] == x.shape[2] and weight.dtype == x.dtype
+    require(fits, "head_linear", "x [T, H, K] and weight [H, N, K] of one type", x, weight)
+    x, strides = x if x.stride(2) == 1 else x.contiguous(), head_strides(weight)
+    if strides is None:
+        weight = weight.contiguous()
+        strides = weight.stride(1), weight.stride(2)
+    rows, heads, width = x.shape
+    out = torch.empty((rows, heads, weight.shape[1]), dtype=x.dtype)
+    sizes = rows, heads, width, weight.shape[1], x.stride(0), x.stride(1), *strides
+    _native.head_linear(x.data_ptr(), weight.data_ptr(), out.data_ptr(), type_code("head_linear", x), *sizes)
+    return out
+
+
 def _gated(op: str, gate_up: Tensor, activation: int) -> Tensor:
     require(gate_up.dim() == 2 and gate_up.shape[1] % 2 == 0, op, "[T, 2 I]", gate_up)
     gate_up = gate_up.contiguous()

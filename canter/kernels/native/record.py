@@ -15,7 +15,7 @@ from torch import Tensor
 from canter import _native
 from canter.kernels.attention_plan import AttentionPlan
 from canter.kernels.native.attention import cache_arguments
-from canter.kernels.native.dense import MAX_STREAMS, POINTWISE
+from canter.kernels.native.dense import MAX_STREAMS, POINTWISE, head_strides
 from canter.kernels.native.layout import TYPE_CODES
 from canter.kernels.packed import BlockRows, PackedMatrix
 from canter.kernels.recorder import Buffer, Recorder, RecordError, Symbol
@@ -239,6 +239,23 @@ def concat(x: Symbol, y: Symbol) -> Symbol:
         program.concat(at(x), at(y), at(out), *widths)
 
     x.recorder.add("concat", [x, y], [out], emit, by_row=True)
+    return out
+
+
+def head_linear(x: Symbol, weight: Tensor) -> Symbol:
+    """[rows, H, K] -> [rows, H, N]."""
+    fits = len(x.tail) == 2 and x.tail == (weight.shape[0], weight.shape[2]) and x.strides[2] == 1 and weight.dtype == x.dtype
+    strides = head_strides(weight)
+    if not fits or strides is None:
+        raise RecordError("head_linear with other than x [T, H, K] and weight [H, N, K] of one type in packed rows")
+    out = x.recorder.new(x.dtype, x.tail[0], weight.shape[1])
+    code, matrices = _code("head_linear", x), x.recorder.bind(weight)
+    sizes = *x.tail, weight.shape[1], x.strides[0], x.strides[1], *strides
+
+    def emit(program: Any, at: Place) -> None:
+        program.head_linear(at(x), matrices, at(out), code, *sizes)
+
+    x.recorder.add("head_linear", [x], [out], emit, by_row=True)
     return out
 
 

@@ -58,6 +58,7 @@ def register() -> None:
         dense.add_to_streams,
         dense.match_streams,
         dense.concat,
+        dense.head_linear,
         dense.softcap,
         attention.rotary,
         attention.write_kv,
