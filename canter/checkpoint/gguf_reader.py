@@ -133,23 +133,20 @@ class _LazyArray:
 
 
 class Metadata(Mapping[str, Any]):
-    """The keys of a GGUF file: Python numbers, booleans, strings and lists. Lists are decoded when first asked for."""
+    """The keys of a GGUF file: Python numbers, booleans, strings and lists. Lists are decoded when they are asked for, anew each
+    time: a vocabulary that stays beside what is made of it would be tens of megabytes."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
 
     def __getitem__(self, key: str) -> Any:
         value = self._values[key]
-        if isinstance(value, _LazyArray):
-            value = self._values[key] = value.decode()
-        return value
+        return value.decode() if isinstance(value, _LazyArray) else value
 
     def find_strings(self, key: str, texts: Iterable[str]) -> dict[str, int]:
         """The index of each of `texts` in the list of strings at `key`; those that are not in it are left out."""
         value = self._values.get(key)
-        if isinstance(value, _LazyArray):
-            return value.find(texts)
-        return {text: value.index(text) for text in texts if text in value} if isinstance(value, list) else {}
+        return value.find(texts) if isinstance(value, _LazyArray) else {}
 
     def __contains__(self, key: object) -> bool:
         return key in self._values
@@ -315,6 +312,10 @@ class GGUFFile:
     def release(self, info: GGUFTensorInfo) -> None:
         """The pages of a tensor are not needed for now (`MappedFile.release`)."""
         self._file.release(info.offset, info.nbytes)
+
+    def release_all(self) -> None:
+        """No page is needed for now, those of the metadata neither."""
+        self._file.release_all()
 
 
 def _read_version(cursor: _Cursor) -> int:

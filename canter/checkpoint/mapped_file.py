@@ -37,3 +37,7 @@ class MappedFile:
         length = (offset + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
         if length > 0:
             self.buffer.madvise(mmap.MADV_DONTNEED, start, length)
+
+    def release_all(self) -> None:
+        """Give all physical pages back: also those that the system mapped around the ranges that were read."""
+        self.buffer.madvise(mmap.MADV_DONTNEED)

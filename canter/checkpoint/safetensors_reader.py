@@ -116,6 +116,10 @@ class SafetensorsFile:
         """The pages of a tensor are not needed for now (`MappedFile.release`)."""
         self._file.release(info.offset, info.nbytes)
 
+    def release_all(self) -> None:
+        """No page is needed for now."""
+        self._file.release_all()
+
 
 def _is_counts(value: Any) -> bool:
     return isinstance(value, list) and all(type(entry) is int and 0 <= entry < _MAX_SIZE for entry in value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from canter.checkpoint.gguf_config import read_config
 from canter.checkpoint.gguf_names import ROW_ORDERS, Transform, hf_name, hf_shape, transform_for
 from canter.checkpoint.gguf_quants import BLOCK_LAYOUT, dequantize
-from canter.checkpoint.gguf_reader import GGUFParts
+from canter.checkpoint.gguf_reader import GGUFFile, GGUFParts
 from canter.checkpoint.mapped_file import Bytes
 from canter.checkpoint.resolve import CheckpointFiles
 from canter.checkpoint.safetensors_reader import SafetensorsFile, read_index
@@ -82,8 +82,8 @@ class _Entry:
 class TensorSource:
     """The tensors of an open checkpoint. Nothing is read before it is used, and iterating keeps one tensor in memory at a time."""
 
-    def __init__(self, entries: dict[str, _Entry], where: str) -> None:
-        self._entries, self._where = entries, where
+    def __init__(self, entries: dict[str, _Entry], files: Sequence[GGUFFile | SafetensorsFile], where: str) -> None:
+        self._entries, self._files, self._where = entries, files, where
 
     def names(self) -> list[str]:
         """All names, in file order."""
@@ -113,8 +113,10 @@ class TensorSource:
         self._entries[name].release()
 
     def close(self) -> None:
-        """Forget the files. Memory maps go when the last `StoredTensor` does."""
-        self._entries = {}
+        """Give all pages back and forget the files. Memory maps go when the last `StoredTensor` does."""
+        for file in self._files:
+            file.release_all()
+        self._entries, self._files = {}, ()
 
     def __enter__(self) -> TensorSource:
         return self
@@ -125,15 +127,17 @@ class TensorSource:
 
 def open_tensors(files: CheckpointFiles) -> TensorSource:
     """Open the weights of a checkpoint and check that the files are whole; see the readers for what they refuse."""
-    entries = _gguf_entries(files) if files.kind == "gguf" else _safetensors_entries(files)
-    return TensorSource(entries, files.name)
+    entries, opened = _gguf_entries(files) if files.kind == "gguf" else _safetensors_entries(files)
+    return TensorSource(entries, opened, files.name)
 
 
-def _safetensors_entries(files: CheckpointFiles) -> dict[str, _Entry]:
+def _safetensors_entries(files: CheckpointFiles) -> tuple[dict[str, _Entry], list[SafetensorsFile]]:
     entries: dict[str, _Entry] = {}
     homes: dict[str, str] = {}
+    opened = []
     for path in files.weight_files:
         file = SafetensorsFile(path)
+        opened.append(file)
         for name, info in file.tensors.items():
             if name in entries:
                 raise CheckpointError(f"{path}: tensor {name!r} is also in {homes[name]}.")
@@ -141,7 +145,7 @@ def _safetensors_entries(files: CheckpointFiles) -> dict[str, _Entry]:
             entries[name] = _Entry(tensor, partial(file.release, info))
             homes[name] = path.name
     _check_index(files, homes)
-    return entries
+    return entries, opened
 
 
 def _check_index(files: CheckpointFiles, homes: dict[str, str]) -> None:
@@ -154,7 +158,7 @@ def _check_index(files: CheckpointFiles, homes: dict[str, str]) -> None:
             raise CheckpointError(f"{index}: tensor {name!r}: expected it in {file}, found it in {homes.get(name, 'no file')}.")
 
 
-def _gguf_entries(files: CheckpointFiles) -> dict[str, _Entry]:
+def _gguf_entries(files: CheckpointFiles) -> tuple[dict[str, _Entry], list[GGUFFile]]:
     parts = GGUFParts(files.weight_files)
     config = read_config(parts)
     arch: str = parts.metadata["general.architecture"]
@@ -169,4 +173,4 @@ def _gguf_entries(files: CheckpointFiles) -> dict[str, _Entry]:
         transform = transform_for(arch, gguf_name, config.get("num_attention_heads", 0), config.get("num_key_value_heads", 0))
         tensor = StoredTensor(name, hf_shape(arch, gguf_name, info.shape), f"gguf:{info.type_name}", parts.data(gguf_name), transform)
         entries[name] = _Entry(tensor, partial(parts.home(gguf_name).release, info))
-    return entries
+    return entries, parts.files

@@ -57,7 +57,7 @@ class _Vocabulary:
         if len(self.ids) != len(self.tokens):
             index, token = next((i, t) for i, t in enumerate(self.tokens) if self.ids[t] != i)
             raise CheckpointError(f"{origin}: tokenizer.ggml.tokens lists {token!r} twice, as {index} and {self.ids[token]}.")
-        typed = metadata.get("tokenizer.ggml.token_type") is not None
+        typed = "tokenizer.ggml.token_type" in metadata
         self.types: Sequence[int] = self.array("token_type", int, len(self.tokens)) if typed else [NORMAL] * len(self.tokens)
 
     def array(self, name: str, kind: type | tuple[type, ...], length: int | None = None) -> list[Any]:
@@ -73,6 +73,11 @@ class _Vocabulary:
         if length is not None and len(value) != length:
             raise CheckpointError(f"{self.origin}: {key} must have {length} elements, one for each token, found {len(value)}.")
         return value
+
+    def shared(self, text: str) -> str:
+        """The vocabulary's own string that is equal to `text`, if it has one."""
+        index = self.ids.get(text)
+        return text if index is None else self.tokens[index]
 
     def special_id(self, name: str, default: int | None = None) -> int | None:
         """The id under `tokenizer.ggml.<name>_token_id`; ids outside the vocabulary count as absent, as in llama.cpp."""
@@ -119,11 +124,12 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any], origin: str) -> BuiltToken
 def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
     """Byte-level BPE, and whether prompts begin with BOS when the file does not say."""
     pre = find_pre_tokenizer(vocabulary.metadata.get("tokenizer.ggml.pre") or "default")
-    # What is merged is in the vocabulary itself: its strings are shared, as hundreds of thousands of copies would be the most memory
-    # that a server's frontend ever takes.
-    shared = {token: token for token in vocabulary.tokens}
-    halves = (merge.partition(" ") for merge in vocabulary.array("merges", str))
-    merges = [(shared.get(first, first), shared.get(second, second)) for first, _, second in halves]
+    # Hundreds of thousands of merges and their halves are the most memory that a server's frontend ever takes. What is merged is in
+    # the vocabulary itself, whose strings are shared, and each pair takes the place of the text that it was cut from.
+    merges: list[Any] = list(vocabulary.array("merges", str))
+    for index, merge in enumerate(merges):
+        first, _, second = merge.partition(" ")
+        merges[index] = vocabulary.shared(first), vocabulary.shared(second)
     try:
         model = models.BPE(vocabulary.ids, merges, ignore_merges=pre.ignore_merges)
     except Exception as error:  # the library raises bare Exception
