@@ -24,8 +24,8 @@ MAX_THOUGHTS = 8
 
 BACKENDS = ("auto", "guidance")
 UNFIT = {
-    "xgrammar": "it ignores keywords of JSON Schema that it can't hold to, compiles without a limit on its time, and needs torch and "
-    "transformers where constraints are checked, before the engine. guidance takes the same constraints, its EBNF included."
+    "xgrammar": "nothing bounds the time that it takes to compile or to fill a mask, so that one request's grammar could hold up all "
+    "others, and it ignores much of JSON Schema. guidance takes the same constraints, its EBNF and structural tags included."
 }
 """Backends that vLLM has and Canter doesn't, and why."""
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")

@@ -175,7 +175,7 @@ def test_params_take_what_fits() -> None:
 
 def test_config() -> None:
     assert StructuredOutputsConfig.parse({"backend": "guidance"}).backend == "guidance"
-    with pytest.raises(ConfigError, match="'xgrammar' is not served: it ignores keywords"):
+    with pytest.raises(ConfigError, match="'xgrammar' is not served: nothing bounds the time"):
         StructuredOutputsConfig.parse({"backend": "xgrammar"})
     for value in ({"backend": "outlines"}, {"nope": 1}, {"backend": 1}, []):
         with pytest.raises(ConfigError):
