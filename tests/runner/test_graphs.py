@@ -31,7 +31,7 @@ def native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CANTER_KERNELS", raising=False)
 
 
-@pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.name)
+@pytest.fixture(scope="module", params=[family for family in FAMILIES if family not in BY_REFERENCE], ids=lambda family: family.name)
 def family(request: pytest.FixtureRequest) -> Family:
     return request.param
 
