@@ -310,7 +310,7 @@ def write_kv_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
             cases.append((k, v, keys, values, slots, *scales))
             if cache_dtype != torch.int8:
                 keys, values = one_cache(cache_dtype, num_blocks, heads, block_size, head_dim, 0, 7.0)
-                cases.append((k, v[..., :0], keys, values, slots))
+                cases.append((k, v[..., :0], keys, values, slots, None, None))
     return cases
 
 

@@ -48,11 +48,11 @@ def cache_arguments(
         raise ValueError(f"{op}: expected a cache on the CPU of a type among {known}; got {k_cache.dtype} on {k_cache.device}.")
     size = k_cache.element_size()
     if keys_hold_values(k_cache, v_cache):
-        fits = (
-            k_cache.shape[1] == heads and k_cache.shape[2] == head_dim and (heads == 1 or k_cache.stride(1) == head_dim * k_cache.shape[3])
-        )
-        fits = fits and v_cache.shape[:3] == (k_cache.shape[0], heads, k_cache.shape[3]) and v_cache.shape[3] <= head_dim and code != 3
-        fits = fits and k_cache.dtype == v_cache.dtype and v_cache.stride()[:3] == (*k_cache.stride()[:2], head_dim)
+        num_blocks, _, _, block_size, _ = k_cache.shape
+        fits = k_cache.shape[1:3] == (heads, head_dim) and k_cache.dtype == v_cache.dtype and code != 3
+        fits = fits and v_cache.shape[:3] == (num_blocks, heads, block_size) and v_cache.shape[3] <= head_dim
+        fits = fits and v_cache.stride(0) == k_cache.stride(0) and v_cache.stride(2) == head_dim
+        fits = fits and (heads == 1 or k_cache.stride(1) == v_cache.stride(1) == head_dim * block_size)
         wanted = f"keys [NB, {heads}, {head_dim}, BS, 1] of floats whose first Dv elements are the values, each block in one run"
         require(fits, op, wanted, k_cache, v_cache)
         return (k_cache.data_ptr(), k_cache.data_ptr(), code, k_cache.stride(0) * size, k_cache.stride(0) * size, 0, 0, 0, 0)
