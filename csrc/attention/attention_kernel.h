@@ -733,8 +733,8 @@ inline void score_chunk(const Span<C>& span, const Sight& sight, const Attention
 }
 
 template <class C>
-inline void add_values(const Span<C>& span, const AttentionStep& s, const Scratch& m, std::int64_t row, int rows, std::int64_t low,
-                       std::int64_t high, std::int64_t asker, std::int64_t askers) {
+inline void add_values(const Span<C>& span, const Scratch& m, std::int64_t row, int rows, std::int64_t low, std::int64_t high,
+                       std::int64_t asker, std::int64_t askers) {
     if (low >= high) return;
     const float* weights = m.scores + row * kScoreStride + low;
     float* sums = m.sums + row * m.width;
@@ -763,7 +763,7 @@ inline void value_chunk(const Span<C>& span, const Sight& sight, const Attention
             const std::int64_t begin = within(sight.low(row + size - 1)), end = within(sight.high(row));
             const std::int64_t at = row - row_begin;
             const auto add = [&](std::int64_t first, int rows, std::int64_t from, std::int64_t to) {
-                add_values(span, s, m, first, rows, from, to, row_begin + b - block_begin, askers);
+                add_values(span, m, first, rows, from, to, row_begin + b - block_begin, askers);
             };
             if (begin < end) {
                 if (sight.low(row) < begin) {

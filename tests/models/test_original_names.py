@@ -24,6 +24,9 @@ SPELLINGS = {
     "qwen3.5-multimodal": [("model.language_model.", "language_model.model.")],
     "falcon-h1": [("model.", "")],
     "zamba2": [("model.", "")],
+    "bloom": [("transformer.", "")],
+    "llama4-multimodal": [("lm_head.", "language_model.lm_head.")],
+    "kimi-linear": [("model.layers.0.block_sparse_moe.", "model.layers.0.mlp.")],
 }
 
 
