@@ -34,7 +34,7 @@ struct Cache {
         : type(type), blocks(blocks), block_size(block_size), heads(heads), head_dim(head_dim), value_dim(value_dim),
           bytes(cache_bytes(type)), block_bytes(heads * std::max(head_dim, value_dim) * block_size * bytes + 16),
           scale_stride(heads * block_size + 1), one(one),
-          k((blocks * block_bytes - 16) / 4), v(k.size()), k_scale(blocks * scale_stride - 1), v_scale(k_scale.size()) {
+          k((blocks * block_bytes - 16 + 3) / 4), v(k.size()), k_scale(blocks * scale_stride - 1), v_scale(k_scale.size()) {
         std::memset(k.data(), type == CacheType::fp8_e4m3 ? 0x7f : 0xff, static_cast<std::size_t>(4 * k.size()));
         std::memset(v.data(), type == CacheType::fp8_e4m3 ? 0x7f : 0xff, static_cast<std::size_t>(4 * v.size()));
         for (std::int64_t i = 0; i < k_scale.size(); ++i) k_scale[i] = v_scale[i] = NAN;
