@@ -748,8 +748,8 @@ inline void add_values(const Span<C>& span, const Scratch& m, std::int64_t row, 
 }
 
 template <class C>
-inline void value_chunk(const Span<C>& span, const Sight& sight, const AttentionStep& s, const Scratch& m, const RowBlocks& blocks,
-                        std::int64_t block_begin, std::int64_t block_end, std::int64_t row_begin, std::int64_t row_end) {
+inline void value_chunk(const Span<C>& span, const Sight& sight, const Scratch& m, const RowBlocks& blocks, std::int64_t block_begin,
+                        std::int64_t block_end, std::int64_t row_begin, std::int64_t row_end) {
     __builtin_memset(m.sums, 0, static_cast<std::size_t>((row_end - row_begin) * m.width) * sizeof(float));
     const std::int64_t askers = lesser(block_end - block_begin, kAskers);
     const std::int64_t low = sight.low(row_begin), high = sight.high(row_end - 1);
@@ -817,7 +817,7 @@ inline void attend_spans(const AttentionArgs& a, const AttentionStep& s, const A
                 weigh_row(scores, low, high, a.scale * C::factor, a.softcap, bias, is_int8 ? m.k_scale : nullptr,
                           is_int8 ? m.v_scale : nullptr, m.tops[at], m.totals[at]);
             }
-            value_chunk(span, sight, s, m, blocks, block_begin, b, row_begin, row);
+            value_chunk(span, sight, m, blocks, block_begin, b, row_begin, row);
             for (std::int64_t r = row_begin; r < row; ++r) {
                 const std::int64_t at = r - row_begin;
                 const float* sums = m.sums + at * m.width;
