@@ -571,15 +571,23 @@ struct Place {
         out.stride = out.row * (C::step / C::lanes);
         for (int v = 0; v < kPanelVectors; ++v) out.at[v] = lanes + v * Vec::width * unit;
     }
-    // Where keys lie as values do: those of the panel that begins at position p and are in [low, high), as floats, [D][kPanel].
+    // Where keys lie as values do: those of the panel that begins at position p, as floats, [D][kPanel]; outside [low, high), any.
     void turn(std::int64_t p, std::int64_t low, std::int64_t high, float* out) const {
-        for (std::int64_t j = greater(low - p, 0); j < lesser(high - p, kPanel); ++j) {
-            const E* from = value(p + j);
-            for (std::int64_t d = 0; d < s.head_dim; d += Vec::width) {
-                const std::int64_t count = lesser(Vec::width, s.head_dim - d);
-                float lanes[Vec::width];
-                Vec::store(lanes, load_elements<C>(from + d, count));
-                for (std::int64_t i = 0; i < count; ++i) out[(d + i) * kPanel + j] = lanes[i];
+        const E* from[kPanel];
+        for (std::int64_t j = 0; j < kPanel; ++j) from[j] = value(clamp(p + j, low, high - 1));
+        for (std::int64_t d = 0; d < s.head_dim; d += Vec::width) {
+            const std::int64_t count = lesser(Vec::width, s.head_dim - d);
+            for (std::int64_t j = 0; j < kPanel; j += Vec::width) {
+                Reg square[Vec::width];
+#pragma GCC unroll 16
+                for (int i = 0; i < Vec::width; ++i) square[i] = load_elements<C>(from[j + i] + d, count);
+                Vec::transpose(square);
+                if (count == Vec::width) {
+#pragma GCC unroll 16
+                    for (int i = 0; i < Vec::width; ++i) Vec::store(out + (d + i) * kPanel + j, square[i]);
+                } else {
+                    for (std::int64_t i = 0; i < count; ++i) Vec::store(out + (d + i) * kPanel + j, square[i]);
+                }
             }
         }
     }
