@@ -75,13 +75,13 @@ class _Vocabulary:
         """The same list, its strings decoded only as it is walked."""
         key = f"tokenizer.ggml.{name}"
         value = self.metadata.walk(key)
-        is_list = isinstance(value, Collection) and not isinstance(value, str)
-        first = next(iter(value), None) if is_list else None
+        elements: Collection[Any] = value if isinstance(value, Collection) and not isinstance(value, str) else ()
+        first = next(iter(elements), None)
         if not isinstance(first, kind):
             names = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
-            found = f"a list of {type(first).__name__}" if is_list and len(value) else repr(value)[:40]
+            found = f"a list of {type(first).__name__}" if elements else repr(value)[:40]
             raise CheckpointError(f"{self.origin}: {key} must be a list of {names}, found {found}.")
-        return value
+        return elements
 
     def special_id(self, name: str, default: int | None = None) -> int | None:
         """The id under `tokenizer.ggml.<name>_token_id`; ids outside the vocabulary count as absent, as in llama.cpp."""
