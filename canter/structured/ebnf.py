@@ -19,6 +19,8 @@ from canter.structured.ebnf_tree import Node, Ranges, complement, recursive_rule
 from canter.structured.literals import text_literal
 
 MAX_REPEATS = 10_000
+MAX_PARENTHESES = 12
+"""Levels of parentheses that are written before a part gets a name. llguidance takes 28."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _RULE = re.compile(r"^[ \t]*[A-Za-z_][A-Za-z0-9_.-]*[ \t]*::=", re.MULTILINE)
 _SPACE = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
@@ -118,7 +120,7 @@ class _Reader:
         char = self._text[self._at : self._at + 1]
         if char and char in "*+?":
             self._at += 1
-            return self._repeated(Node("repeat", char, [item]))
+            return Node("repeat", char, [item])
         found = _REPEATS.match(self._text, self._at)
         if found is None:
             return item
@@ -127,7 +129,7 @@ class _Reader:
             raise self._error(f"repeats must count up, to at most {MAX_REPEATS}")
         self._at = found.end()
         suffix = f"{{{low}}}" if found[2] is None else f"{{{low},{'' if high is None else high}}}"
-        return self._repeated(Node("repeat", suffix, [item]))
+        return Node("repeat", suffix, [item])
 
     def _quoted(self) -> str:
         chars: list[str] = []
@@ -219,31 +221,25 @@ class _Writer:
                 self._lines.append(f"{self._names[name][1]}: {self._terminal(body)}")
         return "\n".join(self._lines)
 
-    def _symbols(self, node: Node) -> str:
+    def _symbols(self, node: Node, depth: int = 1) -> str:
         """A node within a rule."""
         if self._pieces.is_piece(node):
-            return self._piece(node)
+            written = self._terminal(node)
+            return written if node.kind == "ref" else self._named("PART", written)
         if node.kind == "ref":
             return self._names[node.value][0]
-        inner = [self._symbols(part) for part in node.parts]
-        if node.kind == "choice":
-            return "(" + " | ".join(inner) + ")"
-        if node.kind == "repeat":
-            return f"({inner[0]}){node.value}"
-        return "(" + " ".join(inner) + ")" if len(inner) != 1 else inner[0]
+        written = self._grouped(node, [self._symbols(part, depth + 1) for part in node.parts])
+        return written if depth % MAX_PARENTHESES else self._named("part", written)
 
-    def _piece(self, node: Node) -> str:
-        """The terminal of a piece; equal ones are the same."""
-        written = self._terminal(node)
-        if node.kind == "ref":
-            return written
+    def _named(self, prefix: str, written: str) -> str:
+        """A rule or terminal of its own; equal ones are the same."""
         name = self._parts.get(written)
         if name is None:
-            name = self._parts[written] = f"PART{len(self._parts)}"
+            name = self._parts[written] = f"{prefix}{len(self._parts)}"
             self._lines.append(f"{name}: {written}")
         return name
 
-    def _terminal(self, node: Node) -> str:
+    def _terminal(self, node: Node, depth: int = 1) -> str:
         """A regular node within a terminal."""
         if node.kind == "text":
             return text_literal(node.value)
@@ -253,7 +249,10 @@ class _Writer:
             return "/(?s:.)/"
         if node.kind == "ref":
             return self._names[node.value][1]
-        inner = [self._terminal(part) for part in node.parts]
+        written = self._grouped(node, [self._terminal(part, depth + 1) for part in node.parts])
+        return written if depth % MAX_PARENTHESES else self._named("PART", written)
+
+    def _grouped(self, node: Node, inner: list[str]) -> str:
         if node.kind == "repeat":
             return f"({inner[0]}){node.value}"
         if node.kind == "choice":

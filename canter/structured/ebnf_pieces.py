@@ -18,8 +18,8 @@ from operator import itemgetter
 
 from canter.structured.ebnf_tree import ALL_CHARS, Node, Ranges
 
-MAX_STEPS = 400_000
-"""Work to spend on a grammar, in steps of about a microsecond. What it doesn't reach stays whole."""
+MAX_STEPS = 100_000
+"""Work to spend on a grammar, in steps of up to ten microseconds. What it doesn't reach stays whole."""
 MAX_DEPTH = 150
 """Of groups and references within a piece."""
 
@@ -91,6 +91,8 @@ def _joined(parts: list[Node], irregular: list[bool]) -> list[Node]:
 def split_pieces(rules: Mapping[str, Node], recursive: set[str]) -> Pieces:
     pieces = Pieces(rules, recursive)
     work = _Work()
+    if "root" not in recursive:
+        return pieces  # the output is one piece, which nothing follows
     try:
         while found := _Overlaps(rules, pieces, work).find():
             for node in found:

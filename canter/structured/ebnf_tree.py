@@ -39,10 +39,21 @@ class Node:
 def recursive_rules(rules: Mapping[str, Node]) -> set[str]:
     """The rules that lead back to themselves, and those that lead to such."""
     uses = {name: {node.value for node in body.nodes() if node.kind == "ref"} for name, body in rules.items()}
+    used_by: dict[str, list[str]] = {name: [] for name in rules}
+    for name, others in uses.items():
+        for other in others:
+            used_by[other].append(name)
     # What is left when rules that use none but finished ones are taken away, again and again.
+    unfinished = {name: len(others) for name, others in uses.items()}
+    todo = [name for name, count in unfinished.items() if not count]
     left = set(rules)
-    while finished := {name for name in left if not uses[name] & left}:
-        left -= finished
+    while todo:
+        name = todo.pop()
+        left.remove(name)
+        for user in used_by[name]:
+            unfinished[user] -= 1
+            if not unfinished[user]:
+                todo.append(user)
     return left
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from canter.core.errors import InvalidRequestError
 from canter.core.grammar import Matcher, mask_width
 from canter.core.structured_outputs import StructuredOutputsParams
 from canter.core.vocabulary import Vocabulary
@@ -157,3 +158,114 @@ def test_what_is_too_large_to_look_through_stays_whole(monkeypatch: pytest.Monke
     monkeypatch.setattr(ebnf_pieces._Work, "__init__", lambda self: setattr(self, "left", 10))
     grammar = 'root ::= [a-x]* end\nend ::= "b" | "(" end ")"'
     assert taken(compiler, grammar, ["aab", "aa(b)"]) == {"aa(b)"}
+
+
+JSON = r"""
+root   ::= object
+value  ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws ( string ":" ws value ("," ws string ":" ws value)* )? "}" ws
+array  ::= "[" ws ( value ("," ws value)* )? "]" ws
+string ::= "\"" (
+    [^"\\\x7F\x00-\x1F] |
+    "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}) # escapes
+  )* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
+ws     ::= | " " | "\n" [ \t]{0,20}
+"""
+ARITHMETIC = r"""
+root  ::= (expr "=" ws term "\n")+
+expr  ::= term ([-+*/] term)*
+term  ::= ident | num | "(" ws expr ")" ws
+ident ::= [a-z] [a-z0-9_]* ws
+num   ::= [0-9]+ ws
+ws    ::= [ \t\n]*
+"""
+LIST = r"""
+root ::= item+
+item ::= "- " [^\r\n\x0b\x0c\x85\u2028\u2029]+ "\n"
+"""
+CHESS = r"""
+root ::= "1. " move " " move "\n" ([1-9] [0-9]? ". " move " " move "\n")+
+move ::= (pawn | nonpawn | castle) [+#]?
+nonpawn ::= [NBKQR] [a-h]? [1-8]? "x"? [a-h] [1-8]
+pawn ::= ([a-h] "x")? [a-h] [1-8] ("=" [NBKQR])?
+castle ::= "O-O" "-O"?
+"""
+LEFT = 'root ::= root [-+] term | term\nterm ::= term "*" atom | atom\natom ::= [0-9]+ | "(" root ")"'
+RIGHT = 'root ::= [0-9]+ "^" root | [0-9]+ | "-" root'
+
+
+@pytest.mark.parametrize(
+    ("grammar", "fit", "do_not"),
+    [
+        (
+            JSON,
+            ['{"a": [1, -2.5e3, {"b\\n": null}], "\u00e9": "\\u00e9"}', "{}", '{\n\t"a":1}'],
+            ["[1]", '{"a":}', '{"a":01}', '{"a": "\n"}'],
+        ),
+        (ARITHMETIC, ["1+2=3\n", "(a +b1) *2 = x_1\n\n1=1\n"], ["1+=2\n", "1+2=3", "(1=1\n", "1 + 2=3\n"]),
+        (LIST, ["- a\n- b c\n"], ["- a", "-a\n", "- \n"]),
+        (CHESS, ["1. e4 e5\n2. Nf3 Nc6\n", "1. d4 d5\n2. exd5 Qxd5+\n10. O-O O-O-O#\n"], ["1. e4 e5\n", "1. i4 e5\n2. a1 a2\n"]),
+        (LEFT, ["1", "1+2*3-(4*(5+6))", "12*34*5"], ["", "1+", "(1", "1*+2"]),
+        (RIGHT, ["2^3^4", "-2", "--12^-3"], ["2^", "^2", "2-3"]),
+    ],
+    ids=["json", "arithmetic", "list", "chess", "left", "right"],
+)
+def test_grammars_as_llama_cpp_writes_them(compiler: GrammarCompiler, grammar: str, fit: list[str], do_not: list[str]) -> None:
+    assert taken(compiler, grammar, fit + do_not) == set(fit)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        ('root ::= "a"**', "line 1, column 14: '*' was not expected"),
+        ('root ::= "a"\nb ::= [a', "line 2, column 7: the class of characters has no end"),
+        ("root ::= <think>", "line 1, column 10: '<' was not expected"),
+        ('root ::= "a" b\nb ::= "x" |\n  c', "line 3, column 3: there is no rule 'c'"),
+    ],
+)
+def test_faults_are_told_with_their_place(grammar: str, message: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        ebnf_to_lark(grammar)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("inner", ['"x"', "root"])
+def test_groups_as_deep_as_they_may_be(compiler: GrammarCompiler, inner: str) -> None:
+    grammar = 'root ::= "y" | ' + '("a" ' * 64 + inner + ")?" * 64
+    assert taken(compiler, grammar, ["a" * 64 + ("x" if inner == '"x"' else "y"), "a" * 30, "a" * 65]) == {
+        "a" * 64 + ("x" if inner == '"x"' else "y"),
+        "a" * 30,
+    } | ({"a" * 65} if inner == "root" else set())
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        lambda n: "\n".join([f'r{i} ::= "a" r{i + 1}?' for i in range(n)] + [f'r{n} ::= "b"']),
+        lambda n: "\n".join([f'r{i} ::= "a" r{i + 1}? | [a-c]+ "b"' for i in range(n)] + [f'r{n} ::= "b" | root']),
+        lambda n: 'r0 ::= "(" r0 ")" | ' + " | ".join(f'"word{i}"' for i in range(n)),
+    ],
+)
+def test_what_is_written_grows_as_the_grammar_does(rules: Any) -> None:
+    sizes = [(len(text), len(ebnf_to_lark(text))) for text in ("root ::= r0\n" + rules(n) for n in (50, 100, 1000))]
+    assert all(written < 8 * read for read, written in sizes), sizes
+
+
+def chain(kind: str) -> dict[str, Any]:
+    """Thousands of levels, each in the one before."""
+    if kind == "ebnf":
+        return {"grammar": "\n".join(["root ::= r0", *(f'r{i} ::= "a" r{i + 1}?' for i in range(4000)), 'r4000 ::= "b" | root'])}
+    if kind == "lark":
+        return {"grammar": "\n".join(["start: r0", *(f'r{i}: "a" r{i + 1}' for i in range(4000)), 'r4000: "b"'])}
+    if kind == "terminals":
+        return {"grammar": "\n".join(["start: R0", *(f"R{i}: R{i + 1}" for i in range(8000)), 'R8000: "a"'])}
+    links = {f"d{i}": {"type": "object", "properties": {"p": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(1500)}
+    return {"json": {"$defs": {**links, "d1500": {"type": "null"}}, "$ref": "#/$defs/d0"}}
+
+
+@pytest.mark.parametrize("kind", ["ebnf", "lark", "terminals", "json"])
+def test_no_chain_of_rules_is_too_long_for_the_stack(compiler: GrammarCompiler, kind: str) -> None:
+    """LCP#4492: the library descends from rule to rule, and where a stack ends the process ends."""
+    matcher = compiler.get(StructuredOutputsParams(**chain(kind))).matcher()
+    assert is_allowed(matcher, ord("{" if kind == "json" else "a") + 3)
