@@ -195,5 +195,5 @@ def _with_deep_stack(num_chars: int, work: Callable[[], _T]) -> _T:
 
 
 def _shorten(message: str) -> str:
-    text = message.strip()
+    text = message.partition("<backtrace>")[0].strip()  # of a panic within the library, which says nothing to who reads it
     return text if len(text) <= MAX_ERROR_CHARS else text[:MAX_ERROR_CHARS] + "..."
