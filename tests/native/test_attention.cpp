@@ -247,7 +247,8 @@ struct Step {
     Step(Random& random, const AttentionCase& c)
         : c(c), rows(count_rows(c)), table_width(widest(c)), blocks(count_blocks(c)), q_stride(c.q_heads * c.head_dim + 3),
           table(static_cast<std::int64_t>(c.requests.size()) * table_width), starts(static_cast<std::int64_t>(c.requests.size()) + 1),
-          lengths(static_cast<std::int64_t>(c.requests.size())), cache(c.type, blocks, c.block_size, c.k_heads, c.head_dim, c.value_dim(), c.one_cache),
+          lengths(static_cast<std::int64_t>(c.requests.size())),
+          cache(c.type, blocks, c.block_size, c.k_heads, c.head_dim, c.value_dim(), c.one_cache),
           q(random_buffer<T>(random, (rows - 1) * q_stride + c.q_heads * c.head_dim, 3)),
           sinks(random_buffer<float>(random, c.q_heads, 2)), slopes(random_buffer<float>(random, c.q_heads, 0.3f)) {
         std::vector<std::int32_t> free_blocks;
