@@ -94,7 +94,7 @@ class _Reader:
         self._root = schema
         self._open = constraint.additional_properties
 
-    def read(self) -> dict[str, Any]:
+    def read(self) -> Any:
         return self._schema(self._root, "#")
 
     def _schema(self, schema: Any, path: str) -> Any:
@@ -220,7 +220,7 @@ _IS_OF: dict[str, Callable[[Any], bool]] = {
     "object": lambda value: isinstance(value, dict),
     "array": lambda value: isinstance(value, list),
     "string": lambda value: isinstance(value, str),
-    "integer": lambda value: not isinstance(value, bool) and (isinstance(value, int) or isinstance(value, float) and value.is_integer()),
+    "integer": lambda value: (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and value.is_integer()),
     "number": lambda value: not isinstance(value, bool) and isinstance(value, (int, float)),
     "boolean": lambda value: isinstance(value, bool),
     "null": lambda value: value is None,

@@ -49,7 +49,8 @@ PR_SET_PDEATHSIG = 1
 class Matcher(Protocol):
     """One output. `fill` writes a line of the shared masks."""
 
-    may_end: bool
+    @property
+    def may_end(self) -> bool: ...
 
     def accept(self, token_id: int) -> bool: ...
 
@@ -77,9 +78,7 @@ class XGrammar:
         self._package = package
         self.width = mask_width(tokens.size)
         self._stops = tokens.eos_token_ids
-        info = package.TokenizerInfo(
-            tokens.token_bytes, package.VocabType.RAW, vocab_size=tokens.size, stop_token_ids=tokens.eos_token_ids
-        )
+        info = package.TokenizerInfo(tokens.token_bytes, package.VocabType.RAW, vocab_size=tokens.size, stop_token_ids=tokens.eos_token_ids)
         self._compiler = package.GrammarCompiler(info, max_threads=1, cache_enabled=False)
         written = np.zeros(32 * self.width, np.uint8)
         written[[i for i, text in enumerate(tokens.token_bytes) if text]] = 1

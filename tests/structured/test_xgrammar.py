@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from canter.core.errors import EngineError, InvalidRequestError
+from canter.core.grammar import mask_width
 from canter.core.structured_outputs import StructuredOutputsConfig, StructuredOutputsParams
 from canter.structured import xgrammar_process
 from canter.structured.constraint import Constraint
+from canter.structured.xgrammar_backend import ENDED, TOO_SLOW, XGrammarBackend
 from canter.structured.xgrammar_constraints import Job, job_of, takes
 from canter.structured.xgrammar_messages import Compiled, Step, Visit, Visited
 from canter.structured.xgrammar_process import WorkerLost, WorkerProcess
@@ -128,3 +130,55 @@ def test_a_worker_that_does_not_start_says_why(process: WorkerProcess) -> None:
     process.shutdown()
     with pytest.raises(EngineError, match="shut down"):
         process.worker()
+
+
+def bits(mask: np.ndarray[Any, Any]) -> list[int]:
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+
+
+def ids(text: str) -> list[int]:
+    return [ord(char) for char in text]
+
+
+def test_matchers_outlive_a_worker_and_the_culprit_fails_alone(process: WorkerProcess) -> None:
+    backend = XGrammarBackend(process)
+    grammars = [backend.compile(constraint(regex=text)) for text in ("abc", "a!", "abd", "a!")]
+    good, bad, other, bad_too = [grammar.matcher() for grammar in grammars[:3] + grammars[1:2]]
+    masks = np.full((3, mask_width(200)), -1, np.int32)
+    backend.fill([(good, 0), (other, 1), (bad, 2)], masks)
+    assert [bits(mask) for mask in masks] == [ids("a")] * 3
+    assert [matcher.accept(ids("a")) for matcher in (good, other, bad)] == [1, 1, 1] and other.accept(ids("b")) == 1
+    backend.fill([(bad, 2), (good, 0), (other, 1)], masks)
+    assert [bits(mask) for mask in masks] == [ids("b"), ids("d"), []]
+    assert good.error is None and other.error is None and bad.error == bad_too.error == TOO_SLOW
+    assert bad_too.accept(ids("a")) == 0 or bad_too.error
+    assert other.accept(ids("x")) == 0 and other.accept(ids("d")) == 1 and other.may_end
+
+
+def test_a_matcher_goes_back(process: WorkerProcess) -> None:
+    matcher = XGrammarBackend(process).compile(constraint(regex="abcd")).matcher()
+    assert matcher.accept(ids("abx")) == 2
+    mask = np.zeros(mask_width(200), np.int32)
+    matcher.fill(mask)
+    assert matcher.accept(ids("c")) == 1
+    matcher.rollback(2)
+    matcher.fill(mask)
+    assert bits(mask) == ids("b") and matcher.accept(ids("bcd")) == 3 and matcher.may_end
+    assert matcher.accept(ids("a")) == 0
+
+
+def test_a_worker_that_ends_of_itself_is_blamed_on_whom_it_ends_over_twice(process: WorkerProcess) -> None:
+    backend = XGrammarBackend(process)
+    good, bad = [backend.compile(constraint(regex=text)).matcher() for text in ("abc", "a#")]
+    assert bad.accept(ids("a")) == 1 and good.accept(ids("a")) == 1
+    masks = np.full((2, mask_width(200)), -1, np.int32)
+    backend.fill([(good, 0), (bad, 1)], masks)
+    assert bits(masks[0]) == ids("b") and good.error is None and bad.error == ENDED
+
+
+@pytest.mark.parametrize(("text", "message"), [("wrong", "it is wrong"), ("slow", TOO_SLOW), ("#", ENDED)])
+def test_what_can_not_be_compiled_is_refused(process: WorkerProcess, text: str, message: str) -> None:
+    backend = XGrammarBackend(process)
+    with pytest.raises(InvalidRequestError, match=message):
+        backend.compile(constraint(regex=text))
+    assert backend.compile(constraint(regex="a")).matcher().accept(ids("a")) == 1
