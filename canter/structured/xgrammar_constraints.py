@@ -186,7 +186,7 @@ class _Reader:
         return found
 
     def _object(self, given: dict[str, Any], path: str) -> dict[str, Any]:
-        """Declared properties and no others, or others alone: beside others xgrammar lets a declared name come spelled with an escape, with any value."""
+        """Declared properties and no others, or others alone: beside others a declared name may come spelled with an escape, unread."""
         properties = self._by_name(given.get("properties", {}), f"{path}/properties")
         required = given.get("required", [])
         if not isinstance(required, list):
