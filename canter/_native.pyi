@@ -196,6 +196,7 @@ def paged_attention(
     out: int,
     scale: float,
     softcap: float,
+    one_cache: bool,
     /,
 ) -> None: ...
 def dequantize(type_name: str, data: int, num_bytes: int, num_elements: int, out: int, out_type: int, /) -> None: ...
@@ -420,7 +421,9 @@ class Program:
         /,
     ) -> None: ...
     def match_streams(self, row: Operand, x: Operand, out: Operand, type: int, streams: int, width: int, row_stride: int, /) -> None: ...
-    def concat(self, x: Operand, y: Operand, out: Operand, x_bytes: int, y_bytes: int, x_stride: int, y_stride: int, /) -> None: ...
+    def concat(
+        self, x: Operand, y: Operand, out: Operand, heads: int, x_bytes: int, y_bytes: int, x_stride: int, y_stride: int, /
+    ) -> None: ...
     def head_linear(
         self,
         x: Operand,
@@ -536,6 +539,7 @@ class Program:
         out: Operand,
         scale: float,
         softcap: float,
+        one_cache: bool,
         /,
     ) -> None: ...
     def causal_conv(

@@ -40,8 +40,7 @@ def bind(op: str, device: str, dtype: torch.dtype, **facts: Any) -> Kernel:
     """The best implementation of an op for a device ("cpu", "cuda") and a type of activations.
 
     `facts` tell implementations what else they may need to know: `weight_dtype` (linear, embedding, norms) and `cache_dtype`
-    (write_kv, paged_attention), each the activations' own when left out; `cache_layout` (write_kv, paged_attention): how keys and
-    values lie, where they do not lie apart. Given a `Symbol` as its first argument, what is
+    (write_kv, paged_attention), each the activations' own when left out. Given a `Symbol` as its first argument, what is
     returned records the call instead of making it. Raises `KeyError` for an unknown op and
     `ConfigError` when `CANTER_KERNELS` names a provider that has no part in it.
     """

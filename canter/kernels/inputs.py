@@ -201,6 +201,9 @@ def concat_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
     return [
         (normal(rng, dtype, rows, 2 * width + 3)[:, :width], normal(rng, dtype, rows, other))
         for rows, width, other in ((0, 8, 8), (1, 1, 3), (5, 37, 64), (70, 256, 129))
+    ] + [
+        (normal(rng, dtype, rows, heads, width), normal(rng, dtype, rows, heads, 11 + other)[:, :, 11:])
+        for rows, heads, width, other in ((0, 2, 8, 8), (1, 3, 4, 1), (9, 32, 64, 20))
     ]
 
 
@@ -281,6 +284,14 @@ def empty_cache(
     return keys, values, torch.full((num_blocks, heads, block_size), fill), torch.full((num_blocks, heads, block_size), fill)
 
 
+def one_cache(
+    dtype: torch.dtype, num_blocks: int, heads: int, block_size: int, head_dim: int, value_dim: int, fill: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Keys that lie as values do, and the values that they begin with, in the same memory."""
+    rows = torch.full((num_blocks, heads, block_size, head_dim), fill).to(dtype)
+    return rows.transpose(2, 3).unsqueeze(-1), rows[..., :value_dim]
+
+
 CACHE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8)
 
 
@@ -297,6 +308,9 @@ def write_kv_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
                 k = k * torch.logspace(*((-4, 3) if cache_dtype == torch.float8_e4m3fn else (-9, 5)), head_dim).to(dtype)
             keys, values, *scales = empty_cache(cache_dtype, num_blocks, heads, block_size, head_dim, 7.0, value_dim)
             cases.append((k, v, keys, values, slots, *scales))
+            if cache_dtype != torch.int8:
+                keys, values = one_cache(cache_dtype, num_blocks, heads, block_size, head_dim, 0, 7.0)
+                cases.append((k, v[..., :0], keys, values, slots, None, None))
     return cases
 
 
@@ -318,10 +332,11 @@ def attention_case(
     chunk: int = 0,
     prompt_lens: Sequence[int] | None = None,
     slopes: bool = False,
+    shared: bool = False,
 ) -> Case:
     """Arguments of `paged_attention` for requests of (queries, positions), their blocks dealt out at random.
 
-    Blocks that no request owns hold NaN; so do blocks that no query sees.
+    Blocks that no request owns hold NaN; so do blocks that no query sees. `shared`: one cache for keys and values.
     """
     q_heads, k_heads = heads
     counts = [-(-length // block_size) for _, length in requests]
@@ -342,7 +357,11 @@ def attention_case(
     keys, values, *scales = empty_cache(cache_dtype or dtype, num_blocks, k_heads, block_size, head_dim, float("nan"), value_dim)
     slots = (torch.tensor(owned, dtype=torch.int64)[:, None] * block_size + torch.arange(block_size)).flatten()
     k, v = (normal(rng, dtype, len(slots), k_heads, width) for width in (head_dim, value_dim or head_dim))
-    attention.write_kv(k, v, keys, values, slots, *scales)
+    if shared:
+        keys, values = one_cache(cache_dtype or dtype, num_blocks, k_heads, block_size, head_dim, value_dim or head_dim, float("nan"))
+        attention.write_kv(k, v[..., :0], keys, values[..., :0], slots)
+    else:
+        attention.write_kv(k, v, keys, values, slots, *scales)
     starts = torch.tensor([0, *(queries for queries, _ in requests)]).cumsum(0).int()
     q = normal(rng, dtype, int(starts[-1]) + padding, q_heads, head_dim, scale=score_scale)
     lengths = torch.tensor([length for _, length in requests], dtype=torch.int32)
@@ -374,6 +393,17 @@ def attention_inputs(rng: Generator, dtype: torch.dtype) -> list[Case]:
         for h, d, v, kind in (((4, 1), 72, 64, None), ((2, 2), 20, 36, None), ((3, 1), 576, 512, None), ((4, 2), 24, 16, torch.int8))
     ]
     cases += [attention_case(rng, dtype, softcap=50.0, score_scale=s, window=w) for s, w in ((1.0, 0), (40.0, 17))]
+    cases += [
+        attention_case(
+            rng, dtype, heads=h, head_dim=d, value_dim=v, block_size=size, cache_dtype=kind, window=w, shared=True, requests=some
+        )
+        for h, d, v, size, kind, w in (
+            ((8, 1), 36, 28, 16, None, 0),
+            ((3, 1), 576, 512, 16, None, 0),
+            ((33, 1), 27, 21, 5, torch.float16, 0),
+            ((6, 2), 64, 64, 8, torch.float8_e4m3fn, 50),
+        )
+    ]
     for cache_dtype in CACHE_DTYPES:
         long = ((1, 1), (1, 520), (33, 300), (3, 257))
         cases += [

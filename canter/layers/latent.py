@@ -68,9 +68,8 @@ class LatentAttention:
         self._output = Linear(build.at("output"), parts["v"], hidden_size)
         self._concat: Callable[..., Tensor] = build.op("concat")
         self._head_linear: Callable[..., Tensor] = build.op("head_linear")
-        facts = {"cache_dtype": build.cache_dtype, "cache_layout": "one for keys and values"}
-        self._write: Callable[..., None] = build.op("write_kv", **facts)
-        self._attend: Callable[..., Tensor] = build.op("paged_attention", **facts)
+        self._write: Callable[..., None] = build.op("write_kv", cache_dtype=build.cache_dtype)
+        self._attend: Callable[..., Tensor] = build.op("paged_attention", cache_dtype=build.cache_dtype)
 
     def __call__(self, x: Tensor, ctx: StepContext) -> Tensor:
         args = self._args
@@ -88,9 +87,7 @@ class LatentAttention:
         if self._query_down is not None and self._query_norm is not None:
             x = self._query_norm(self._query_down(x))
         own, shared = self._query(x).view(-1, args.num_heads, self._query_dim).split_with_sizes((args.key_dim, args.shared_dim), 2)
-        absorbed = self._head_linear(own, self._to_latent)
-        rows = self._concat(absorbed.view(-1, args.latent_dim), shared.reshape(-1, args.shared_dim))
-        return rows.view(-1, args.num_heads, self._row_dim)
+        return self._concat(self._head_linear(own, self._to_latent), shared)
 
     def _cache(self, ctx: StepContext) -> tuple[Tensor, Tensor]:
         """The same memory as keys [NB, 1, D, BS, 1] and as values [NB, 1, BS, D]: what is stored as keys is stored."""

@@ -69,7 +69,7 @@ def limits(hf: Mapping[str, Any], key: str) -> tuple[float, float]:
     return least, most
 
 
-def kinds(hf: Mapping[str, Any], key: str, num_layers: int, known: Mapping[str, str], default: list[str]) -> list[str]:
+def kinds(hf: Mapping[str, Any], key: str, num_layers: int, known: Mapping[Any, str], default: list[str]) -> list[str]:
     """The kind of each layer, under names of our own: `known` has those that configs use. The default where the config has none."""
     values = hf.get(key)
     if values is None:

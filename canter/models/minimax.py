@@ -34,6 +34,8 @@ class MiniMaxArgs(HybridArgs):
         heads, kv_heads = hf_config.head_counts(hf, 32, 8)
         head_dim = hf_config.positive_int(hf, "head_dim", hidden_size // heads)
         norm = NormArgs(hf_config.number(hf, "rms_norm_eps", 1e-5))
+        if hf.get("rotary_dim") is not None:
+            hf = {**hf, "partial_rotary_factor": hf_config.positive_int(hf, "rotary_dim") / head_dim}
         attention = AttentionArgs(heads, kv_heads, head_dim, head_dim**-0.5, read_rope(hf, head_dim, default_theta=1000000.0))
         feed_forward = GatedMLPArgs(hf_config.positive_int(hf, "intermediate_size", 14336), "silu")
         mlp = BranchArgs("mlp", feed_forward, hf_config.factor(hf, "mlp_beta_factor"), hf_config.factor(hf, "mlp_alpha_factor"))
@@ -51,6 +53,35 @@ class MiniMaxArgs(HybridArgs):
             norm=norm,
             tied_output=hf_config.flag(hf, "tie_word_embeddings"),
         )
+
+
+_PUBLISHED = {
+    f"{part}_{greek}_factor": f"layernorm_{published}_{greek}"
+    for part, published in (("linear_attn", "linear_attention"), ("full_attn", "full_attention"), ("mlp", "mlp"))
+    for greek in ("alpha", "beta")
+}
+"""transformers' names of factors, and those of the published config."""
+_PUBLISHED_KINDS = {0: "linear_attention", 1: "full_attention"}
+
+
+class MiniMaxText01Args(MiniMaxArgs):
+    """The same, of the config.json that it was published with: other names, and choices that transformers has made."""
+
+    @classmethod
+    def from_hf(cls, hf: Mapping[str, Any]) -> Self:
+        if not hf_config.flag(hf, "postnorm"):
+            raise UnsupportedModelError(
+                "Config key 'postnorm': expected true; branches that add to what is not normalised are not supported."
+            )
+        if hf.get("shared_intermediate_size"):
+            raise UnsupportedModelError("Config key 'shared_intermediate_size': experts for every token are not supported yet.")
+        heads = hf_config.positive_int(hf, "num_attention_heads", 32)
+        if heads & (heads - 1):
+            raise UnsupportedModelError(f"Config key 'num_attention_heads': expected a power of two, found {heads}.")
+        num_layers = hf_config.positive_int(hf, "num_hidden_layers", 32)
+        key = "decoder_attention_types" if hf.get("attn_type_list") is None else "attn_type_list"
+        kinds = hf_config.kinds(hf, key, num_layers, _PUBLISHED_KINDS, ["full_attention"] * num_layers)
+        return super().from_hf({**hf, "layer_types": kinds, **{ours: hf.get(published) for ours, published in _PUBLISHED.items()}})
 
 
 def _slopes(heads: int, layer: int, num_layers: int) -> tuple[float, ...]:
@@ -76,8 +107,18 @@ _RULES = (
 _BUFFERS = ("*.slope_rate", "*.query_decay", "*.key_decay", "*.diagonal_decay", "*.block_sparse_moe.gate.weight")
 
 
+_WEIGHTS = WeightMap(_RULES, names.BODY_RENAMES, (*_BUFFERS, *names.ROPE_BUFFERS))
+
+
 class MiniMaxForCausalLM(HybridDecoder):
     """`MiniMaxForCausalLM` of config.json."""
 
     Args = MiniMaxArgs
-    WEIGHTS = WeightMap(_RULES, names.BODY_RENAMES, (*_BUFFERS, *names.ROPE_BUFFERS))
+    WEIGHTS = _WEIGHTS
+
+
+class MiniMaxText01ForCausalLM(HybridDecoder):
+    """`MiniMaxText01ForCausalLM` of config.json, and MiniMax-M1's `MiniMaxM1ForCausalLM`."""
+
+    Args = MiniMaxText01Args
+    WEIGHTS = _WEIGHTS

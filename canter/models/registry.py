@@ -145,6 +145,8 @@ _ROWS = (
     ),
     RegistryRow("JambaForCausalLM", "Jamba", "canter.models.jamba", "JambaForCausalLM", _HYBRID, _EXPERTS),
     RegistryRow("MiniMaxForCausalLM", "MiniMax-Text-01", "canter.models.minimax", "MiniMaxForCausalLM", _HYBRID, _EXPERTS),
+    RegistryRow("MiniMaxText01ForCausalLM", "MiniMax-Text-01", "canter.models.minimax", "MiniMaxText01ForCausalLM", _HYBRID, _EXPERTS),
+    RegistryRow("MiniMaxM1ForCausalLM", "MiniMax-M1", "canter.models.minimax", "MiniMaxText01ForCausalLM", _HYBRID, _EXPERTS),
     RegistryRow(
         "KimiLinearForCausalLM",
         "Kimi-Linear",

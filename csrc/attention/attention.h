@@ -2,7 +2,8 @@
 //
 // A block of keys is [Hk, D / x, BS, x] with x elements in 4 bytes, but 1 for float16, which instructions widen as it lies:
 // neighbouring lanes of a register are neighbouring keys, so scores need no sums across lanes. A block of values is [Hk, BS, Dv],
-// as wide as keys or not.
+// as wide as keys or not. A layer whose values are the first Dv elements of its keys (multi-head latent attention) may keep one cache
+// for both: its keys lie as values do, [Hk, BS, D].
 //
 // The keys of a request are cut into spans of kSpan positions, aligned at position 0 whatever the block size. Within a span a
 // query row finds all scores (one chain of multiply-adds per key, in order of d), their maximum, the weights, and adds up the
@@ -89,6 +90,7 @@ struct AttentionArgs {
     const float* slopes;  // [Hq] or null: what a score loses for each position that the key lies before the query
     void* out;  // [T, Hq, Dv]
     float scale, softcap;
+    bool one_cache = false;  // v_cache holds the keys too: rows of D, whose first Dv elements are the values; not for int8
 };
 
 // Tokens [begin, end) of a request (rows of q) under query heads [head_begin, head_end), which share one key head, and the

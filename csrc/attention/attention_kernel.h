@@ -510,6 +510,14 @@ inline void write_tile(const AttentionArgs& a, const AttentionStep& s, const Att
     a.type == DType::float32 ? write_rows<float>(a, s, t, m, factor) : write_rows<bf16>(a, s, t, m, factor);
 }
 
+template <class C>
+inline Reg load_elements(const typename C::Element* from, std::int64_t count) {
+    if (count >= Vec::width) return C::load(from);
+    typename C::Element some[Vec::width] = {};
+    __builtin_memcpy(some, from, static_cast<std::size_t>(count) * sizeof some[0]);
+    return C::load(some);
+}
+
 // Where a tile's keys and values lie.
 template <class C>
 struct Place {
@@ -518,13 +526,14 @@ struct Place {
     const AttentionArgs& a;
     const AttentionStep& s;
     const std::int32_t* table;
-    std::int64_t head, block_size;
+    std::int64_t head, block_size, value_stride;
     bool whole;  // a register of keys never leaves a block
     int shift;  // block_size is a power of two: this one; otherwise -1
 
     Place(const AttentionArgs& args, const AttentionStep& step, const AttentionTile& t)
         : a(args), s(step), table(step.block_table + t.request * step.table_width), head(t.head_begin / (step.q_heads / step.k_heads)),
-          block_size(step.block_size), whole(step.block_size % Vec::width == 0) {
+          block_size(step.block_size), value_stride(args.one_cache ? step.head_dim : step.value_dim),
+          whole(step.block_size % Vec::width == 0) {
         shift = (block_size & (block_size - 1)) == 0 ? __builtin_ctzll(static_cast<unsigned long long>(block_size)) : -1;
     }
     std::int64_t index(std::int64_t position) const {
@@ -539,7 +548,7 @@ struct Place {
     const E* value(std::int64_t position) const {
         const std::int64_t i = index(position), offset = position - i * block_size;
         return reinterpret_cast<const E*>(static_cast<const char*>(a.v_cache.data) + table[i] * a.v_cache.block_bytes) +
-               (head * block_size + offset) * s.value_dim;
+               (head * block_size + offset) * value_stride;
     }
     // Keys of the panel that begins at position p; those outside [low, high) may be anything.
     void panel(std::int64_t p, std::int64_t low, std::int64_t high, char* lanes, PanelKeys& out) const {
@@ -561,6 +570,18 @@ struct Place {
         out.row = kPanel * unit;
         out.stride = out.row * (C::step / C::lanes);
         for (int v = 0; v < kPanelVectors; ++v) out.at[v] = lanes + v * Vec::width * unit;
+    }
+    // Where keys lie as values do: those of the panel that begins at position p and are in [low, high), as floats, [D][kPanel].
+    void turn(std::int64_t p, std::int64_t low, std::int64_t high, float* out) const {
+        for (std::int64_t j = greater(low - p, 0); j < lesser(high - p, kPanel); ++j) {
+            const E* from = value(p + j);
+            for (std::int64_t d = 0; d < s.head_dim; d += Vec::width) {
+                const std::int64_t count = lesser(Vec::width, s.head_dim - d);
+                float lanes[Vec::width];
+                Vec::store(lanes, load_elements<C>(from + d, count));
+                for (std::int64_t i = 0; i < count; ++i) out[(d + i) * kPanel + j] = lanes[i];
+            }
+        }
     }
     // Values of keys [low, high), at most kValueKeys of them, in order. Meanwhile keys a span later are asked for, up to `end`, by
     // each of `askers` the share of its own.
@@ -609,12 +630,8 @@ inline void convert_panel(const PanelKeys& keys, std::int64_t steps, float* out)
 
 template <class C>
 inline void convert_value(const typename C::Element* from, std::int64_t value_dim, std::int64_t width, float* out) {
-    std::int64_t d = 0;
-    for (; d + Vec::width <= value_dim; d += Vec::width) Vec::store(out + d, C::load(from + d));
-    for (; d < width; d += Vec::width) {
-        typename C::Element some[Vec::width] = {};
-        if (d < value_dim) __builtin_memcpy(some, from + d, static_cast<std::size_t>(value_dim - d) * sizeof some[0]);
-        Vec::store(out + d, C::load(some));
+    for (std::int64_t d = 0; d < width; d += Vec::width) {
+        Vec::store(out + d, load_elements<C>(from + d, greater(value_dim - d, 0)));
     }
 }
 
@@ -628,7 +645,11 @@ struct Span {
 
 template <class C>
 inline void load_span(const Span<C>& span, const Scratch& m, const AttentionStep& s) {
-    if (span.convert_keys) {
+    if (span.place.a.one_cache) {
+        for (std::int64_t p = span.low / kPanel * kPanel; p < span.high; p += kPanel) {
+            span.place.turn(span.base + p, span.base + span.low, span.base + span.high, m.keys + p * s.head_dim);
+        }
+    } else if (span.convert_keys) {
         for (std::int64_t p = span.low / kPanel * kPanel; p < span.high; p += kPanel) {
             PanelKeys keys;
             span.place.panel(span.base + p, span.base + span.low, span.base + span.high, reinterpret_cast<char*>(m.lanes), keys);
@@ -712,8 +733,8 @@ inline void score_chunk(const Span<C>& span, const Sight& sight, const Attention
 }
 
 template <class C>
-inline void add_values(const Span<C>& span, const AttentionStep& s, const Scratch& m, std::int64_t row, int rows, std::int64_t low,
-                       std::int64_t high, std::int64_t asker, std::int64_t askers) {
+inline void add_values(const Span<C>& span, const Scratch& m, std::int64_t row, int rows, std::int64_t low, std::int64_t high,
+                       std::int64_t asker, std::int64_t askers) {
     if (low >= high) return;
     const float* weights = m.scores + row * kScoreStride + low;
     float* sums = m.sums + row * m.width;
@@ -723,7 +744,7 @@ inline void add_values(const Span<C>& span, const AttentionStep& s, const Scratc
     }
     ValueRun<typename C::Element> runs[kValueKeys];
     const int count = span.place.runs(span.base + low, span.base + high, asker < askers ? span.end : 0, asker, askers, runs);
-    value_panel<C>(rows, weights, runs, count, m.width, s.value_dim, sums);
+    value_panel<C>(rows, weights, runs, count, m.width, span.place.value_stride, sums);
 }
 
 template <class C>
@@ -742,7 +763,7 @@ inline void value_chunk(const Span<C>& span, const Sight& sight, const Attention
             const std::int64_t begin = within(sight.low(row + size - 1)), end = within(sight.high(row));
             const std::int64_t at = row - row_begin;
             const auto add = [&](std::int64_t first, int rows, std::int64_t from, std::int64_t to) {
-                add_values(span, s, m, first, rows, from, to, row_begin + b - block_begin, askers);
+                add_values(span, m, first, rows, from, to, row_begin + b - block_begin, askers);
             };
             if (begin < end) {
                 if (sight.low(row) < begin) {
@@ -773,7 +794,7 @@ inline void attend_spans(const AttentionArgs& a, const AttentionStep& s, const A
         const std::int64_t base = t.at(i) * kSpan, end = first + t.end - t.begin;
         const Sight sight{s, first, heads, base, prompt_len, t.in_prompt(i)};
         const Span<C> span{place, base, sight.low(0), sight.high(rows - 1), sight.before ? lesser(end, prompt_len) : end,
-                           many && (C::step > 1 || !place.whole),
+                           a.one_cache || (many && (C::step > 1 || !place.whole)),
                            (many && C::step > 1) || s.value_dim % Vec::width != 0 || m.width != s.value_dim};
         load_span(span, m, s);
         if (is_int8) {

@@ -36,10 +36,10 @@ void make_plan(AttentionPlan& plan, Address block_table, Address query_start_loc
 void bind_paged_attention(AttentionPlan& plan, Address q, int type, std::int64_t q_stride, Address k_cache, Address v_cache, int cache_type,
                           std::int64_t k_block_bytes, std::int64_t v_block_bytes, Address k_scale, Address v_scale,
                           std::int64_t k_scale_stride, std::int64_t v_scale_stride, Address sinks, Address slopes, Address out,
-                          float scale, float softcap) {
+                          float scale, float softcap, bool one_cache) {
     paged_attention({at(q), dtype_of(type), q_stride, {at(k_cache), k_block_bytes}, {at(v_cache), v_block_bytes},
                      static_cast<CacheType>(cache_type), {at<float>(k_scale), k_scale_stride}, {at<float>(v_scale), v_scale_stride},
-                     at<float>(sinks), at<float>(slopes), at(out), scale, softcap},
+                     at<float>(sinks), at<float>(slopes), at(out), scale, softcap, one_cache},
                     plan);
 }
 

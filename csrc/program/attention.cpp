@@ -65,10 +65,10 @@ void add_attention_plan(Program& program, SharedPlan plan, Operand block_table, 
 void add_paged_attention(Program& program, SharedPlan plan, Operand q, int type, std::int64_t q_stride, Address k_cache, Address v_cache,
                          int cache_type, std::int64_t k_block_bytes, std::int64_t v_block_bytes, Address k_scale, Address v_scale,
                          std::int64_t k_scale_stride, std::int64_t v_scale_stride, Address sinks, Address slopes, Operand out, float scale,
-                         float softcap) {
+                         float softcap, bool one_cache) {
     const AttentionArgs args{nullptr, dtype_of(type), q_stride, {at(k_cache), k_block_bytes}, {at(v_cache), v_block_bytes},
                              static_cast<CacheType>(cache_type), {at<float>(k_scale), k_scale_stride}, {at<float>(v_scale), v_scale_stride},
-                             at<float>(sinks), at<float>(slopes), nullptr, scale, softcap};
+                             at<float>(sinks), at<float>(slopes), nullptr, scale, softcap, one_cache};
     program.add("paged_attention", [=](const Frame& frame) {
         AttentionArgs now = args;
         now.q = q.at(frame);

@@ -116,10 +116,11 @@ void add_match_streams(Program& program, Operand row, Operand x, Operand out, in
     });
 }
 
-void add_concat(Program& program, Operand x, Operand y, Operand out, std::int64_t x_bytes, std::int64_t y_bytes, std::int64_t x_stride,
-                std::int64_t y_stride) {
+// `heads`: how many pieces of x, and of y, a row has.
+void add_concat(Program& program, Operand x, Operand y, Operand out, std::int64_t heads, std::int64_t x_bytes, std::int64_t y_bytes,
+                std::int64_t x_stride, std::int64_t y_stride) {
     program.add("concat", [=](const Frame& frame) {
-        concat({x.at(frame), y.at(frame), out.at(frame), frame.rows, x_bytes, y_bytes, x_stride, y_stride});
+        concat({x.at(frame), y.at(frame), out.at(frame), frame.rows * heads, x_bytes, y_bytes, x_stride, y_stride});
     });
 }
 

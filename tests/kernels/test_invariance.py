@@ -12,7 +12,7 @@ from torch import Tensor
 
 from canter.kernels import native
 from canter.kernels.attention_plan import plan_attention
-from canter.kernels.inputs import CACHE_DTYPES, attention_case, empty_cache, packed_floats
+from canter.kernels.inputs import CACHE_DTYPES, attention_case, empty_cache, one_cache, packed_floats
 from canter.kernels.native import attention, dense
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -112,9 +112,10 @@ def attend(
     local: int = 0,
     prompt: int | None = None,
     slopes: Tensor | None = None,
+    shared: bool = False,
 ) -> Tensor:
     """Attention of a request computed in chunks, its blocks scattered, `beside` other requests in the batch. `local`: the op's `chunk`;
-    `prompt`: how much of the request stays in sight beside the window.
+    `prompt`: how much of the request stays in sight beside the window. `shared`: one cache, whose keys begin with the values.
 
     Keys and values are written before all of them are used, as chunks of a later step would find them, and what the chunk may
     not see is NaN where the type has one.
@@ -122,12 +123,18 @@ def attend(
     length, k_heads, head_dim = k.shape
     num_blocks = -(-length // block_size)
     caches = empty_cache(cache_dtype or k.dtype, num_blocks + 4, k_heads, block_size, head_dim, float("nan"), v.shape[2])
+    if shared:
+        rows = one_cache(cache_dtype or k.dtype, num_blocks + 4, k_heads, block_size, head_dim, v.shape[2], float("nan"))
+        caches = *rows, None, None
     blocks = (torch.randperm(num_blocks + 3, generator=rng(block_size))[:num_blocks] + 1).int()
     slots = blocks.long().repeat_interleave(block_size)[:length] * block_size + torch.arange(length) % block_size
     done, outputs = 0, []
     for chunk in chunks:
         now = slice(done, done + chunk)
-        attention.write_kv(k[now], v[now], *caches[:2], slots[now], *caches[2:])
+        if shared:
+            attention.write_kv(k[now], v[now][..., :0], caches[0], caches[1][..., :0], slots[now])
+        else:
+            attention.write_kv(k[now], v[now], *caches[:2], slots[now], *caches[2:])
         others = [min(3 + 5 * i, done + chunk) for i in range(beside)]
         queries = torch.cat([q[:1].expand(beside, -1, -1), q[now]])
         starts = torch.tensor([*range(beside), beside, beside + chunk], dtype=torch.int32)
@@ -208,6 +215,25 @@ def test_masks_over_several_spans(mask: dict[str, Any], cache_dtype: torch.dtype
         native.set_num_threads(threads)
         for chunks, block_size, beside in (([250, 17, 300, 30, 1, 1, 1], 16, 3), ([99, 1, 1, 199, 300], 24, 0), ([512, 88], 5, 1)):
             found = attend(*qkv, chunks, block_size, beside=beside, cache_dtype=cache_dtype, **mask)
+            assert same_bits(found, whole), (threads, chunks)
+
+
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES[:-1], ids=str)
+@pytest.mark.parametrize("heads", ((5, 1), (32, 1), (6, 2)))
+@pytest.mark.usefixtures("restored_threads")
+def test_one_cache_over_several_spans(heads: tuple[int, int], cache_dtype: torch.dtype) -> None:
+    """The same for keys that lie as values do; and it gives the bits of two caches that hold the same."""
+    length = 600
+    q, k, _ = history(rng(), torch.bfloat16, length, heads, 36, 20)
+    qkv = q, k, k[..., :20]
+    native.set_num_threads(1)
+    whole = attend(*qkv, [length], 16, cache_dtype=cache_dtype, shared=True)
+    assert bool(whole.isfinite().all())
+    assert same_bits(attend(*qkv, [length], 16, cache_dtype=cache_dtype), whole)
+    for threads in (1, 3):
+        native.set_num_threads(threads)
+        for chunks, block_size, beside in (([250, 17, 300, 30, 1, 1, 1], 16, 3), ([99, 1, 1, 199, 300], 24, 0), ([512, 88], 5, 1)):
+            found = attend(*qkv, chunks, block_size, beside=beside, cache_dtype=cache_dtype, shared=True)
             assert same_bits(found, whole), (threads, chunks)
 
 

@@ -14,15 +14,15 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 def copy(args: Case) -> list[Any]:
-    """A deep copy that keeps strides: views into fused projections stay views."""
-    copies: list[Any] = []
-    for arg in args:
-        if isinstance(arg, torch.Tensor):
-            same = torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype)
-            copies.append(same.copy_(arg))
-        else:
-            copies.append(arg)
-    return copies
+    """A deep copy that keeps strides and what lies in the same memory: views stay views."""
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def same(arg: torch.Tensor) -> torch.Tensor:
+        storage = arg.untyped_storage()
+        copied = storages.setdefault(storage.data_ptr(), storage.clone())
+        return torch.empty(0, dtype=arg.dtype).set_(copied, arg.storage_offset(), arg.shape, arg.stride())
+
+    return [same(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
 
 
 def outputs(impl: Impl, args: Case) -> list[torch.Tensor]:

@@ -739,9 +739,6 @@ HYBRIDS = [
     ),
 ]
 FAMILIES += HYBRIDS
-BY_REFERENCE = [family for family in HYBRIDS if "latent" in family.name]
-"""Families with a cache that no native kernel has: their attention is the reference op's, which is slower, gives other bits in other
-company, and is no part of a program."""
 
 
 def token_ids() -> Tensor:

@@ -307,6 +307,24 @@ def test_latents_have_no_scales() -> None:
         model_class.state_specs(args, 16, "int8_per_token_head", "bfloat16")
 
 
+PUBLISHED_MINIMAX = {"num_attention_heads": 8, "head_dim": 16, "num_local_experts": 1, "num_hidden_layers": 2, "postnorm": True}
+
+
+def test_published_minimax_configs() -> None:
+    args_class = get_model_class("MiniMaxText01ForCausalLM").Args
+    args = args_class.from_hf(PUBLISHED_MINIMAX | {"decoder_attention_types": [0, 1], "rotary_dim": 8, "layernorm_mlp_alpha": 3.5})
+    (linear, mlp), (full, _) = args.layers
+    assert (linear.name, full.name, mlp.keeps) == ("lightning", "attention", 3.5)
+    assert full.mixer.rope.dim == 8
+    assert [layer[0].name for layer in args_class.from_hf(PUBLISHED_MINIMAX).layers] == ["attention"] * 2
+
+
+@pytest.mark.parametrize("change", [{"postnorm": False}, {"shared_intermediate_size": 64}, {"num_attention_heads": 6}], ids=str)
+def test_what_published_minimax_configs_may_not_ask_for(change: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModelError, match=next(iter(change))):
+        get_model_class("MiniMaxText01ForCausalLM").Args.from_hf(PUBLISHED_MINIMAX | change)
+
+
 def test_published_zamba2_layers() -> None:
     """Without `layers_block_type` a config means those of the 2.7B."""
     args = get_model_class("Zamba2ForCausalLM").Args.from_hf({"hidden_size": 64, "n_mamba_heads": 2})

@@ -12,7 +12,6 @@ from torch import Tensor
 from canter.core.state_specs import SnapshotMode
 from canter.models.loader import LoadedModel
 from tests.models.families import (
-    BY_REFERENCE,
     FAMILIES,
     HYBRIDS,
     NUM_TOKENS,
@@ -95,8 +94,6 @@ def _lost(logits: Tensor, exact: Tensor) -> float:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_logits_are_the_same_bits_alone_and_in_company(family: Family, models: Models, dtype: str) -> None:
-    if family in BY_REFERENCE:
-        pytest.skip("the reference op promises no bits")
     loaded = models("native", dtype)
     ids = token_ids().tolist()
     alone = Harness(loaded, 4, seed=1).run(ids[0], [1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,9 @@ SPELLINGS = {
     "qwen3.5-multimodal": [("model.language_model.", "language_model.model.")],
     "falcon-h1": [("model.", "")],
     "zamba2": [("model.", "")],
+    "bloom": [("transformer.", "")],
+    "llama4-multimodal": [("lm_head.", "language_model.lm_head.")],
+    "kimi-linear": [("model.layers.0.block_sparse_moe.", "model.layers.0.mlp.")],
 }
 
 
@@ -47,5 +52,21 @@ def test_blocks_stored_with_every_layer_that_uses_them(tmp_path: Path) -> None:
     assert block and not any(name.startswith("model.layers.2.shared_transformer.") for name in tensors)
     tensors |= {name.replace("layers.0", "layers.2"): value.clone() for name, value in block.items()}
     safetensors.torch.save_file(tensors, path, {"format": "pt"})
+    logits = Harness(load(tmp_path), 4).run(token_ids()[0].tolist(), [9, 1, 13])
+    torch.testing.assert_close(logits, oracle_logits(family)[0], atol=1e-4, rtol=0)
+
+
+def test_minimax_as_it_was_published(tmp_path: Path) -> None:
+    """The names in the config differ from transformers', those of tensors don't."""
+    settings = {**BY_NAME["minimax"].settings, "num_attention_heads": 4}
+    family = replace(BY_NAME["minimax"], name="minimax-published", settings=settings)
+    path = save_oracle(family, tmp_path) / "config.json"
+    config = json.loads(path.read_text())
+    for part, published in (("linear_attn", "linear_attention"), ("full_attn", "full_attention"), ("mlp", "mlp")):
+        for greek in ("alpha", "beta"):
+            config[f"layernorm_{published}_{greek}"] = config.pop(f"{part}_{greek}_factor")
+    config["attn_type_list"] = [int(kind == "full_attention") for kind in config.pop("layer_types")]
+    config |= {"postnorm": True, "rotary_dim": config["head_dim"], "rope_theta": config.pop("rope_parameters")["rope_theta"]}
+    path.write_text(json.dumps(config | {"architectures": ["MiniMaxText01ForCausalLM"], "model_type": "minimax_text_01"}))
     logits = Harness(load(tmp_path), 4).run(token_ids()[0].tolist(), [9, 1, 13])
     torch.testing.assert_close(logits, oracle_logits(family)[0], atol=1e-4, rtol=0)

@@ -40,6 +40,10 @@ def test_an_unknown_architecture_is_refused_by_name() -> None:
         get_model_class("GPT5ForCausalLM")
 
 
+PUBLISHED_AS = {"MiniMaxText01ForCausalLM": "MiniMaxForCausalLM", "MiniMaxM1ForCausalLM": "MiniMaxForCausalLM"}
+"""Architectures of configs that transformers doesn't read, and its own of the same models."""
+
+
 def test_rows_say_which_kinds_of_memory_families_have() -> None:
     """What the tiny configurations of the tests remember is what `canter models` says, all of them together."""
     seen: dict[str, set[StateKind]] = {}
@@ -52,4 +56,6 @@ def test_rows_say_which_kinds_of_memory_families_have() -> None:
         seen.setdefault(family.architecture, set()).update(kinds)
     told = {row.architecture: set(row.memory) for row in list_models()}
     assert seen == {name: told[name] for name in seen}
+    for name, same in PUBLISHED_AS.items():
+        assert told.pop(name) == told[same]
     assert seen.keys() == told.keys(), "every architecture is tested"

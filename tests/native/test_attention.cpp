@@ -25,14 +25,16 @@ double fp8_value(std::uint8_t code) {
 struct Cache {
     CacheType type;
     std::int64_t blocks, block_size, heads, head_dim, value_dim, bytes, block_bytes, scale_stride;
+    bool one;  // v holds the keys, which lie as values do and begin with them
     Buffer<std::uint32_t> k, v;  // aligned for every type
     Buffer<float> k_scale, v_scale;
 
-    Cache(CacheType type, std::int64_t blocks, std::int64_t block_size, std::int64_t heads, std::int64_t head_dim, std::int64_t value_dim)
+    Cache(CacheType type, std::int64_t blocks, std::int64_t block_size, std::int64_t heads, std::int64_t head_dim, std::int64_t value_dim,
+          bool one = false)
         : type(type), blocks(blocks), block_size(block_size), heads(heads), head_dim(head_dim), value_dim(value_dim),
           bytes(cache_bytes(type)), block_bytes(heads * std::max(head_dim, value_dim) * block_size * bytes + 16),
-          scale_stride(heads * block_size + 1),
-          k((blocks * block_bytes - 16) / 4), v(k.size()), k_scale(blocks * scale_stride - 1), v_scale(k_scale.size()) {
+          scale_stride(heads * block_size + 1), one(one),
+          k((blocks * block_bytes - 16 + 3) / 4), v(k.size()), k_scale(blocks * scale_stride - 1), v_scale(k_scale.size()) {
         std::memset(k.data(), type == CacheType::fp8_e4m3 ? 0x7f : 0xff, static_cast<std::size_t>(4 * k.size()));
         std::memset(v.data(), type == CacheType::fp8_e4m3 ? 0x7f : 0xff, static_cast<std::size_t>(4 * v.size()));
         for (std::int64_t i = 0; i < k_scale.size(); ++i) k_scale[i] = v_scale[i] = NAN;
@@ -64,17 +66,23 @@ struct Cache {
         }
     }
     double key(std::int64_t slot, std::int64_t head, std::int64_t d) const {
+        if (one) return element(v, v_scale, slot, head, (head * block_size + slot % block_size) * head_dim + d);
         const std::int64_t x = type == CacheType::float16 ? 1 : 4 / bytes;
         return element(k, k_scale, slot, head, ((head * (head_dim / x) + d / x) * block_size + slot % block_size) * x + d % x);
     }
     double value(std::int64_t slot, std::int64_t head, std::int64_t d) const {
-        return element(v, v_scale, slot, head, (head * block_size + slot % block_size) * value_dim + d);
+        return element(v, v_scale, slot, head, (head * block_size + slot % block_size) * (one ? head_dim : value_dim) + d);
     }
 };
 
 template <class T>
 void write(Cache& cache, const Buffer<T>& k, const Buffer<T>& v, std::int64_t k_stride, std::int64_t v_stride,
            const Buffer<std::int64_t>& slots) {
+    if (cache.one) {
+        write_kv({nullptr, k.data(), dtype_of<T>, 0, k_stride, cache.view(cache.v), cache.view(cache.v), cache.type, {}, {}, slots.data(),
+                  slots.size(), cache.heads, 0, cache.head_dim, cache.blocks, cache.block_size});
+        return;
+    }
     write_kv({k.data(), v.data(), dtype_of<T>, k_stride, v_stride, cache.view(cache.k), cache.view(cache.v), cache.type,
               cache.view(cache.k_scale), cache.view(cache.v_scale), slots.data(), slots.size(), cache.heads, cache.head_dim,
               cache.value_dim, cache.blocks, cache.block_size});
@@ -204,7 +212,7 @@ struct AttentionCase {
     bool sinks;
     std::int64_t values = 0, chunk = 0;  // values: their width, if not that of keys
     std::vector<std::int32_t> prompt_lens = {};  // one a request, or none
-    bool slopes = false;
+    bool slopes = false, one_cache = false;
 
     std::int64_t value_dim() const { return values ? values : head_dim; }
 };
@@ -239,7 +247,7 @@ struct Step {
     Step(Random& random, const AttentionCase& c)
         : c(c), rows(count_rows(c)), table_width(widest(c)), blocks(count_blocks(c)), q_stride(c.q_heads * c.head_dim + 3),
           table(static_cast<std::int64_t>(c.requests.size()) * table_width), starts(static_cast<std::int64_t>(c.requests.size()) + 1),
-          lengths(static_cast<std::int64_t>(c.requests.size())), cache(c.type, blocks, c.block_size, c.k_heads, c.head_dim, c.value_dim()),
+          lengths(static_cast<std::int64_t>(c.requests.size())), cache(c.type, blocks, c.block_size, c.k_heads, c.head_dim, c.value_dim(), c.one_cache),
           q(random_buffer<T>(random, (rows - 1) * q_stride + c.q_heads * c.head_dim, 3)),
           sinks(random_buffer<float>(random, c.q_heads, 2)), slopes(random_buffer<float>(random, c.q_heads, 0.3f)) {
         std::vector<std::int32_t> free_blocks;
@@ -277,9 +285,9 @@ struct Step {
                    c.prompt_lens.empty() ? nullptr : c.prompt_lens.data() + first, count, last - first, table_width, c.q_heads, c.k_heads,
                    c.head_dim, c.value_dim(), blocks, c.block_size, c.window, c.chunk});
         paged_attention(
-            {q.data() + begin * q_stride, dtype_of<T>, q_stride, cache.view(cache.k), cache.view(cache.v), c.type,
+            {q.data() + begin * q_stride, dtype_of<T>, q_stride, cache.view(c.one_cache ? cache.v : cache.k), cache.view(cache.v), c.type,
              cache.view(cache.k_scale), cache.view(cache.v_scale), c.sinks ? sinks.data() : nullptr, c.slopes ? slopes.data() : nullptr,
-             out.data(), 0.3f, c.softcap},
+             out.data(), 0.3f, c.softcap, c.one_cache},
             plan);
         return out;
     }
@@ -383,6 +391,30 @@ TEST(attention_sights) {
             slopes.slopes = true;
             slopes.values = 36;
             check_attention<float>(random, slopes);
+        });
+    }
+}
+
+// Keys that lie as values do and begin with them: any number of heads, any width, blocks that a register of keys leaves.
+TEST(attention_over_one_cache) {
+    Random random(16);
+    const std::vector<Request> requests = {{1, 1}, {7, 2 * kSpan + 4}, {1, 300}, {12, 12}};
+    for (const CacheType type : kCacheTypes) {
+        if (type == CacheType::int8) continue;
+        for_threads([&] {
+            for (const std::int64_t group : {1, 3, 7, 33}) {
+                for (const std::int64_t width : {0, 3, 17}) {
+                    AttentionCase c{type, requests, group, 1, 32 + width, width ? 5 : 16, 0, 0, width == 3};
+                    c.values = width == 3 ? 32 : 20 + width;
+                    c.one_cache = true;
+                    check_attention<float>(random, c);
+                    if (group == 3) check_attention<bf16>(random, c);
+                }
+            }
+            AttentionCase heads{type, requests, 6, 2, 36, 3, 40, 5.0f, false};
+            heads.values = 36;
+            heads.one_cache = true;
+            check_attention<float>(random, heads);
         });
     }
 }

@@ -20,7 +20,7 @@ from canter.layers.context import AttentionContext, GroupContext, StepContext
 from canter.models.loader import LoadedModel
 from canter.runner.graphs import EagerSteps, StepProgram, make_steps
 from tests.engines import tiny_checkpoint
-from tests.models.families import BY_REFERENCE, FAMILIES, NUM_TOKENS, Family, save_oracle, token_ids
+from tests.models.families import FAMILIES, NUM_TOKENS, Family, save_oracle, token_ids
 from tests.models.ggufs import write_model
 from tests.models.harness import Harness
 from tests.models.loading import load
@@ -31,7 +31,7 @@ def native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CANTER_KERNELS", raising=False)
 
 
-@pytest.fixture(scope="module", params=[family for family in FAMILIES if family not in BY_REFERENCE], ids=lambda family: family.name)
+@pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.name)
 def family(request: pytest.FixtureRequest) -> Family:
     return request.param
 
@@ -72,14 +72,6 @@ def test_a_program_gives_the_bits_of_eager_steps(family: Family, directory: Path
     loaded = load(directory, dtype, family.max_model_len)
     eager = mixed_steps(Harness(loaded, block_size))
     assert_same_bits(mixed_steps(Harness(loaded, block_size, recorded=True)), eager)
-
-
-@pytest.mark.parametrize("family", BY_REFERENCE, ids=lambda family: family.name)
-def test_a_cache_that_no_kernel_has_makes_steps_eager(family: Family, tmp_path: Path) -> None:
-    loaded = load(save_oracle(family, tmp_path), "float32", family.max_model_len)
-    harness = Harness(loaded, 4)
-    steps = make_steps(loaded.model, harness.caches, harness._group_of_layer, harness.inputs, eager=False)
-    assert steps.eager_reason.endswith("by reference can't be recorded")
 
 
 @pytest.mark.parametrize("cache_dtype", ["bfloat16", "float16"])

@@ -31,6 +31,13 @@ def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, rot_dim: in
     _native.rotary(*given, *sizes, interleaved)
 
 
+def keys_hold_values(k_cache: Tensor, v_cache: Tensor) -> bool:
+    """Whether keys are rows in memory, [NB, Hk, BS, D] seen as [NB, Hk, D, BS, 1], and the values are the beginnings of these rows."""
+    rows = k_cache.dim() == 5 and k_cache.shape[4] == 1 and k_cache.stride()[2:4] == (1, k_cache.shape[2])
+    same = k_cache.untyped_storage().data_ptr() == v_cache.untyped_storage().data_ptr()
+    return rows and same and k_cache.storage_offset() == v_cache.storage_offset()
+
+
 def cache_arguments(
     op: str, k_cache: Tensor, v_cache: Tensor, heads: int, head_dim: int, k_scale: Tensor | None, v_scale: Tensor | None
 ) -> tuple[int, int, int, int, int, int, int, int, int]:
@@ -40,6 +47,15 @@ def cache_arguments(
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CACHE_TYPE_CODES)
         raise ValueError(f"{op}: expected a cache on the CPU of a type among {known}; got {k_cache.dtype} on {k_cache.device}.")
     size = k_cache.element_size()
+    if keys_hold_values(k_cache, v_cache):
+        num_blocks, _, _, block_size, _ = k_cache.shape
+        fits = k_cache.shape[1:3] == (heads, head_dim) and k_cache.dtype == v_cache.dtype and code != 3
+        fits = fits and v_cache.shape[:3] == (num_blocks, heads, block_size) and v_cache.shape[3] <= head_dim
+        fits = fits and v_cache.stride(0) == k_cache.stride(0) and v_cache.stride(2) == head_dim
+        fits = fits and (heads == 1 or k_cache.stride(1) == v_cache.stride(1) == head_dim * block_size)
+        wanted = f"keys [NB, {heads}, {head_dim}, BS, 1] of floats whose first Dv elements are the values, each block in one run"
+        require(fits, op, wanted, k_cache, v_cache)
+        return (k_cache.data_ptr(), k_cache.data_ptr(), code, k_cache.stride(0) * size, k_cache.stride(0) * size, 0, 0, 0, 0)
     lanes = 1 if k_cache.dtype == torch.float16 else 4 // size
     fits = k_cache.dim() == 5 and v_cache.dim() == 4 and k_cache.dtype == v_cache.dtype and head_dim * size % 4 == 0
     fits = fits and k_cache.shape[1:3] == (heads, head_dim // lanes) and k_cache.shape[4] == lanes
@@ -74,6 +90,9 @@ def write_kv(
     require(fits, "write_kv", "k [T, Hk, D] and v [T, Hk, Dv] of one type and slot_mapping [T]", k, v, slot_mapping)
     rows, heads, head_dim = k.shape
     caches = cache_arguments("write_kv", k_cache, v_cache, heads, head_dim, k_scale, v_scale)
+    if keys_hold_values(k_cache, v_cache):
+        require(value_dim == 0, "write_kv", "nothing as values where keys hold them", v, v_cache)
+        k, v, head_dim, value_dim = v, k, 0, head_dim  # they lie as values do elsewhere
     k, v, slots = packed_rows(k), packed_rows(v), contiguous(slot_mapping, torch.int64)
     new = k.data_ptr(), v.data_ptr(), type_code("write_kv", k), k.stride(0), v.stride(0)
     _native.write_kv(*new, *caches, slots.data_ptr(), rows, heads, head_dim, value_dim, k_cache.shape[0], v_cache.shape[2])
@@ -140,5 +159,5 @@ def paged_attention(
     out = torch.empty((rows, q_heads, value_dim), dtype=q.dtype)
     query = q.data_ptr(), type_code("paged_attention", q), q.stride(0)
     by_head = 0 if sinks is None else sinks.data_ptr(), 0 if slopes is None else slopes.data_ptr()
-    _native.paged_attention(native, *query, *caches, *by_head, out.data_ptr(), scale, softcap)
+    _native.paged_attention(native, *query, *caches, *by_head, out.data_ptr(), scale, softcap, keys_hold_values(k_cache, v_cache))
     return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -147,14 +148,19 @@ def match_streams(row: Tensor, x: Tensor) -> Tensor:
 
 def concat(x: Tensor, y: Tensor) -> Tensor:
     """As the reference."""
-    fits = x.dim() == y.dim() == 2 and x.shape[0] == y.shape[0] and x.dtype == y.dtype
-    require(fits, "concat", "x [T, N] and y [T, M] of one type", x, y)
-    x, y = (z if z.stride(1) == 1 else z.contiguous() for z in (x, y))
+    fits = x.dim() == y.dim() and x.dim() in (2, 3) and x.shape[:-1] == y.shape[:-1] and x.dtype == y.dtype
+    require(fits, "concat", "x [T, N] and y [T, M], or x [T, H, N] and y [T, H, M], of one type", x, y)
+    x, y = (z if has_even_pieces(z.shape, z.stride()) else z.contiguous() for z in (x, y))
     size = x.element_size()
-    out = torch.empty((x.shape[0], x.shape[1] + y.shape[1]), dtype=x.dtype)
-    widths = x.shape[1] * size, y.shape[1] * size, x.stride(0) * size, y.stride(0) * size
-    _native.concat(x.data_ptr(), y.data_ptr(), out.data_ptr(), x.shape[0], *widths)
+    out = torch.empty((*x.shape[:-1], x.shape[-1] + y.shape[-1]), dtype=x.dtype)
+    widths = x.shape[-1] * size, y.shape[-1] * size, x.stride(-2) * size, y.stride(-2) * size
+    _native.concat(x.data_ptr(), y.data_ptr(), out.data_ptr(), math.prod(x.shape[:-1]), *widths)
     return out
+
+
+def has_even_pieces(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether rows [T, N], or the heads of all rows [T, H, N], are runs that lie equally far apart."""
+    return (strides[-1] == 1 or shape[-1] == 1) and (len(strides) == 2 or strides[0] == shape[1] * strides[1])
 
 
 def head_strides(weight: Tensor) -> tuple[int, int] | None:

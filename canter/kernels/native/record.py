@@ -14,8 +14,8 @@ from torch import Tensor
 
 from canter import _native
 from canter.kernels.attention_plan import AttentionPlan
-from canter.kernels.native.attention import cache_arguments
-from canter.kernels.native.dense import MAX_STREAMS, POINTWISE, head_strides
+from canter.kernels.native.attention import cache_arguments, keys_hold_values
+from canter.kernels.native.dense import MAX_STREAMS, POINTWISE, has_even_pieces, head_strides
 from canter.kernels.native.layout import TYPE_CODES
 from canter.kernels.packed import BlockRows, PackedMatrix
 from canter.kernels.recorder import Buffer, Recorder, RecordError, Symbol
@@ -229,14 +229,16 @@ def match_streams(row: Symbol, x: Symbol) -> Symbol:
 
 
 def concat(x: Symbol, y: Symbol) -> Symbol:
-    """[rows, N] and [rows, M] -> [rows, N + M]."""
-    fits = _has_packed_rows(x) and _has_packed_rows(y) and x.dtype == y.dtype
-    _require(fits, "concat", "x [T, N] and y [T, M] of one type in packed rows")
-    out, size = x.recorder.new(x.dtype, x.tail[0] + y.tail[0]), x.dtype.itemsize
-    widths = x.tail[0] * size, y.tail[0] * size, x.strides[0] * size, y.strides[0] * size
+    """[rows, N] and [rows, M] -> [rows, N + M]; or of each head, [rows, H, N] and [rows, H, M]."""
+    fits = len(x.tail) in (1, 2) and x.tail[:-1] == y.tail[:-1] and x.dtype == y.dtype
+    fits = fits and has_even_pieces(x.shape, x.strides) and has_even_pieces(y.shape, y.strides)
+    _require(fits, "concat", "x [T, N] and y [T, M], or x [T, H, N] and y [T, H, M], of one type, equally far apart")
+    out, size = x.recorder.new(x.dtype, *x.tail[:-1], x.tail[-1] + y.tail[-1]), x.dtype.itemsize
+    widths = x.tail[-1] * size, y.tail[-1] * size, x.strides[-2] * size, y.strides[-2] * size
+    heads = math.prod(x.tail[:-1])
 
     def emit(program: Any, at: Place) -> None:
-        program.concat(at(x), at(y), at(out), *widths)
+        program.concat(at(x), at(y), at(out), heads, *widths)
 
     x.recorder.add("concat", [x, y], [out], emit, by_row=True)
     return out
@@ -437,8 +439,11 @@ def write_kv(
     _require(fits and _is_metadata(slot_mapping, torch.int64), "write_kv", "packed heads of k and v, int64 slots of the step")
     heads, head_dim = k.tail
     caches = _cache_arguments("write_kv", k.recorder, k_cache, v_cache, heads, head_dim, k_scale, v_scale)
+    if keys_hold_values(k_cache, v_cache):
+        _require(v.tail[1] == 0, "write_kv", "nothing as values where keys hold them")
+        k, v = v, k  # they lie as values do elsewhere
     new = _code("write_kv", k), k.strides[0], v.strides[0]
-    sizes = heads, head_dim, v.tail[1], k_cache.shape[0], v_cache.shape[2]
+    sizes = heads, k.tail[1], v.tail[1], k_cache.shape[0], v_cache.shape[2]
 
     def emit(program: Any, at: Place) -> None:
         program.write_kv(at(k), at(v), *new, *caches, at(slot_mapping), *sizes)
@@ -504,10 +509,10 @@ def paged_attention(
         _require(fits, "paged_attention", "contiguous float32 sinks and slopes [Hq]")
     by_head = [0 if x is None else recorder.bind(x) for x in (sinks, slopes)]
     out = recorder.new(q.dtype, heads, value_dim)
-    code = _code("paged_attention", q)
+    code, one_cache = _code("paged_attention", q), keys_hold_values(k_cache, v_cache)
 
     def emit(program: Any, at: Place) -> None:
-        program.paged_attention(native, at(q), code, q.strides[0], *caches, *by_head, at(out), scale, softcap)
+        program.paged_attention(native, at(q), code, q.strides[0], *caches, *by_head, at(out), scale, softcap, one_cache)
 
     recorder.add("paged_attention", [q], [out], emit)
     return out

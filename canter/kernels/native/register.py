@@ -24,8 +24,6 @@ def rejects(device: str, dtype: torch.dtype, **facts: Any) -> str | None:
             if value not in CACHE_TYPE_CODES:
                 known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CACHE_TYPE_CODES)
                 return f"cache_dtype {str(value).removeprefix('torch.')} is none of {known}"
-        elif name == "cache_layout":
-            return f"reads keys and values from two caches, not from {value}"
         elif name.endswith("dtype") and value not in TYPE_CODES:
             return f"{name} {str(value).removeprefix('torch.')} is neither float32 nor bfloat16"
     return None

@@ -2,7 +2,8 @@
 
 Keys lie in blocks of `[heads, D / x, block_size, x]` with x elements in 4 bytes (float32 1, bfloat16 2, 8-bit types 4; but
 float16 1, which processors widen as it lies), so that a kernel finds neighbouring keys in neighbouring lanes; values in blocks
-of `[heads, block_size, Dv]`, as wide as keys or not.
+of `[heads, block_size, Dv]`, as wide as keys or not. Where the values are the beginnings of the keys, one cache may hold both: keys are
+a view `[NB, heads, D, block_size, 1]` of blocks of `[heads, block_size, D]`, values the first Dv elements of these, and none are written.
 """
 
 from __future__ import annotations

@@ -41,5 +41,5 @@ def match_streams(row: Tensor, x: Tensor) -> Tensor:
 
 
 def concat(x: Tensor, y: Tensor) -> Tensor:
-    """Rows of `x[T, N]` and `y[T, M]` side by side: `[T, N + M]`."""
-    return torch.cat((x, y), 1)
+    """Rows of `x[T, N]` and `y[T, M]` side by side: `[T, N + M]`; or those of each head, `[T, H, N]` and `[T, H, M]`."""
+    return torch.cat((x, y), -1)
