@@ -23,6 +23,7 @@ _RULE = re.compile(r"^[ \t]*[A-Za-z_][A-Za-z0-9_.-]*[ \t]*::=", re.MULTILINE)
 _SPACE = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _REPEATS = re.compile(r"\{[ \t]*(\d+)[ \t]*(,[ \t]*(\d*)[ \t]*)?\}")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "v": "\v", "0": "\0", "a": "\a", "e": "\x1b"}
+_HEX = re.compile(r"\\x\{([0-9a-f]+)\}")
 _CODES = {"x": 2, "u": 4, "U": 8}
 
 
@@ -50,13 +51,24 @@ class _Node:
 
 def ebnf_to_lark(text: str) -> str:
     """The same grammar in Lark. Raises `InvalidRequestError` with line and column."""
+    return _Writer(_read(text)).write()
+
+
+def ebnf_to_xgrammar(text: str) -> str:
+    """The same grammar in EBNF that can be read in one way only. Raises `InvalidRequestError` with line and column."""
+    rules = _read(text)
+    names = {name: "root" if name == "root" else f"r{i}" for i, name in enumerate(rules)}
+    return "\n".join(f"{names[name]} ::= {_plain(body, names)}" for name, body in rules.items())
+
+
+def _read(text: str) -> dict[str, _Node]:
     rules = _Reader(text).read()
     for node in (node for body in rules.values() for node in body.nodes() if node.kind == "ref"):
         if node.value not in rules:
             raise _error(text, node.at, f"there is no rule {node.value!r}")
     if "root" not in rules:
         raise _error(text, 0, "there is no rule 'root', which is where an output begins")
-    return _Writer(rules).write()
+    return rules
 
 
 class _Reader:
@@ -278,6 +290,24 @@ def _terminal(node: _Node, names: dict[str, str]) -> str:
     if node.kind == "ref":
         return names[node.value]
     inner = [_terminal(part, names) for part in node.parts]
+    if node.kind == "repeat":
+        return f"({inner[0]}){node.value}"
+    if node.kind == "choice":
+        return "(" + " | ".join(inner) + ")"
+    return "(" + " ".join(inner) + ")" if inner else '""'
+
+
+def _plain(node: _Node, names: dict[str, str]) -> str:
+    """A node in EBNF, with each character as its code."""
+    if node.kind == "text":
+        return '"' + "".join(f"\\U{ord(char):08x}" for char in node.value) + '"'
+    if node.kind == "class":
+        return _HEX.sub(lambda code: f"\\U{int(code[1], 16):08x}", node.value)
+    if node.kind == "any":
+        return "[\\U00000000-\\U0010ffff]"
+    if node.kind == "ref":
+        return names[node.value]
+    inner = [_plain(part, names) for part in node.parts]
     if node.kind == "repeat":
         return f"({inner[0]}){node.value}"
     if node.kind == "choice":

@@ -6,38 +6,81 @@ its grammar and its tokens. A token that the last mask allowed is accepted witho
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
+
+import msgspec
 
 from canter.core.errors import EngineError, InvalidRequestError
 from canter.core.grammar import MaskArray, Matcher
 from canter.core.structured_outputs import PARAM
 from canter.structured.constraint import Constraint
-from canter.structured.xgrammar_constraints import Job, job_of
-from canter.structured.xgrammar_messages import MASKS, Compiled, Step, Visit, Visited
+from canter.structured.xgrammar_constraints import Job, NotTaken, job_of
+from canter.structured.xgrammar_messages import MASKS, Step, Visit, Visited
 from canter.structured.xgrammar_process import Worker, WorkerLost, WorkerProcess
 
 MAX_ENDS = 2
 """So often may a worker end of itself while it is at a grammar."""
 MAX_TRIES = 8
+FREE_SECONDS = 0.01
+"""Of the processor for each visit: what a grammar takes beyond that on average is counted,"""
+BUDGET_SECONDS = 1.0
+"""up to so much."""
+MAX_FAILED = 4096
+"""Grammars that failed and are remembered; 32 bytes and a text that they share."""
 TOO_SLOW = "xgrammar took too long over it"
 ENDED = "xgrammar ended over it"
+
+
+class Failed:
+    """The grammars that have cost a worker, or took too long: nobody tries them again. The oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self._errors: OrderedDict[bytes, str] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def add(self, job: Job, error: str) -> None:
+        with self._lock:
+            self._errors[_digest(job)] = error
+            while len(self._errors) > MAX_FAILED:
+                self._errors.popitem(last=False)
+
+    def get(self, job: Job) -> str | None:
+        with self._lock:
+            return self._errors.get(_digest(job))
 
 
 class XGrammarGrammar:
     """A `core.grammar.Grammar`. `error`: why none of its matchers can go on."""
 
-    def __init__(self, steps: Steps, constraint: Constraint, job: Job, error: str | None = None) -> None:
-        self.constraint = constraint
+    def __init__(self, steps: Steps, job: Job) -> None:
         self.job = job
-        self.error = error
-        self.num_ends = 0
+        self.error: str | None = None
         self._steps = steps
+        self._num_ends = 0
+        self._debt = 0.0
 
     def matcher(self) -> XGrammarMatcher:
         return XGrammarMatcher(self._steps, self)
+
+    def fail(self, error: str) -> None:
+        self.error = error
+        self._steps.failed.add(self.job, error)
+
+    def lost_worker(self, is_slow: bool) -> None:
+        """A worker was lost over it."""
+        self._num_ends += 1
+        if is_slow or self._num_ends >= MAX_ENDS:
+            self.fail(TOO_SLOW if is_slow else ENDED)
+
+    def spend(self, seconds: float) -> None:
+        """A visit took so long."""
+        self._debt = max(0.0, self._debt + seconds - FREE_SECONDS)
+        if self._debt > BUDGET_SECONDS:
+            self.fail(TOO_SLOW)
 
 
 class XGrammarMatcher:
@@ -107,6 +150,7 @@ class XGrammarMatcher:
         if done.error:
             self.fail(done.error)
             return
+        self.grammar.spend(done.seconds)
         kept = len(self._tokens) - len(visit.token_ids) + done.taken
         del self._tokens[kept:]
         self._worker, self._sent, self._excess = worker.number, kept, 0
@@ -125,6 +169,7 @@ class Steps:
 
     def __init__(self, process: WorkerProcess) -> None:
         self.released: deque[int] = deque()
+        self.failed = Failed()
         self._process = process
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
@@ -178,11 +223,7 @@ class Steps:
             return
         culprit = next((matcher.grammar for matcher in asked if matcher.id == lost.culprit), None)
         if is_first and culprit is not None:
-            culprit.num_ends += 1
-            if lost.is_slow:
-                culprit.error = TOO_SLOW
-            elif culprit.num_ends >= MAX_ENDS:
-                culprit.error = ENDED
+            culprit.lost_worker(lost.is_slow)
 
 
 class XGrammarBackend:
@@ -193,18 +234,25 @@ class XGrammarBackend:
         self._steps = Steps(process)
 
     def compile(self, constraint: Constraint) -> XGrammarGrammar:
-        """Raises `InvalidRequestError`; `EngineError` without a worker."""
-        grammar = XGrammarGrammar(self._steps, constraint, job_of(constraint))
+        """Raises `NotTaken` for what isn't xgrammar's, `InvalidRequestError` for what took it too long, now or before, and `EngineError`
+        without a worker."""
+        grammar = XGrammarGrammar(self._steps, job_of(constraint))
+        known = self._steps.failed.get(grammar.job)
+        if known is not None:
+            raise _refused(constraint, known)
         for _ in range(MAX_TRIES):
             worker = self._process.worker()
             try:
-                return self._checked(grammar, worker.compile(grammar.job))
+                refusal = worker.compile(grammar.job).error
             except WorkerLost as lost:
-                if not self._process.replace(worker):
-                    continue
-                grammar.num_ends += 1
-                if lost.is_slow or grammar.num_ends >= MAX_ENDS:
-                    return self._checked(grammar, Compiled(TOO_SLOW if lost.is_slow else ENDED))
+                if self._process.replace(worker):
+                    grammar.lost_worker(lost.is_slow)
+                if grammar.error is not None:
+                    raise _refused(constraint, grammar.error) from None
+                continue
+            if refusal:
+                raise NotTaken(refusal)
+            return grammar
         raise EngineError("The worker of xgrammar keeps ending.")
 
     def fill(self, matchers: Sequence[tuple[Matcher, int]], masks: MaskArray) -> None:
@@ -213,8 +261,11 @@ class XGrammarBackend:
     def shutdown(self) -> None:
         self._process.shutdown()
 
-    def _checked(self, grammar: XGrammarGrammar, found: Compiled) -> XGrammarGrammar:
-        if found.error:
-            name = f"{PARAM}.{grammar.constraint.kind}"
-            raise InvalidRequestError(f"{name} can't be served: {found.error}", name)
-        return grammar
+
+def _refused(constraint: Constraint, error: str) -> InvalidRequestError:
+    name = f"{PARAM}.{constraint.kind}"
+    return InvalidRequestError(f"{name} can't be served: {error}. Make the constraint simpler.", name)
+
+
+def _digest(job: Job) -> bytes:
+    return hashlib.sha256(msgspec.msgpack.encode(job)).digest()

@@ -1,22 +1,22 @@
 """What xgrammar is asked to compile, and what it must not be asked for: nothing here needs the package.
 
-xgrammar lets much of JSON Schema through unread. So a schema may hold only what is known to bind its output, and everything else is
-refused with its place. What it writes may be less than a schema allows (properties come in the schema's order, and no others where some
-are declared), but is never more.
+xgrammar lets much of JSON Schema through unread, and reads some of a regex otherwise than others do. So a schema or regex may hold only
+what is known to bind its output; everything else is left to llguidance, with the place of the reason. What xgrammar writes may be less
+than a schema allows (properties come in the schema's order, and no others where some are declared), but is never more. A grammar is
+written anew from what Canter has read, so that both libraries are given the same.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import msgspec
 
-from canter.core.errors import InvalidRequestError
-from canter.core.structured_outputs import PARAM
 from canter.structured.constraint import Constraint
-from canter.structured.ebnf import is_ebnf
+from canter.structured.ebnf import ebnf_to_xgrammar, is_ebnf
 from canter.structured.schema import KNOWN_FORMATS
 
 ANNOTATIONS = frozenset(
@@ -36,6 +36,25 @@ TYPES: dict[str, frozenset[str]] = {
     "null": frozenset(),
 }
 """The keywords that xgrammar holds to, by the type that they bind."""
+_ESCAPED = r"""\\(?:[nrtfv!-/:;=?@\[-`{-~]|x[0-7][0-9A-Fa-f]|u[0-9A-Fa-f]{4})"""
+_IN_CLASS = r"[^\\\[\]&~-]|&(?!&)|~(?!~)|-(?!-)|" + _ESCAPED
+_PIECE = re.compile(
+    "|".join(
+        (
+            r"\A\^",
+            r"\$\Z",
+            r"[^\\\[\](){}*+?|^$]",
+            _ESCAPED,
+            r"\\[dws]",
+            r"\((?:\?:|(?!\?))",
+            r"[)|]",
+            r"(?:[*+?]|\{\d+(?:,\d*)?\})\??(?![*+?{])",
+            rf"\[(?!\^)(?:{_IN_CLASS}|\\[dws])+\]",
+            rf"\[\^(?:{_IN_CLASS})+\]",
+        )
+    )
+)
+r"""What xgrammar and llguidance read alike of a regex: xgrammar has a part of what \d, \w and \s mean, so that they may not be negated."""
 MAX_WHITESPACE = 42
 """Characters of whitespace between two parts of a JSON value: room for a line's end and the indentation of twenty levels."""
 
@@ -48,16 +67,17 @@ class Job(msgspec.Struct, frozen=True, array_like=True):
     any_whitespace: bool = True
 
 
-def takes(constraint: Constraint) -> bool:
-    """Whether a constraint is one of xgrammar's. Structural tags, those of tool calls among them, and Lark are llguidance's dialects."""
-    return constraint.kind != "structural_tag" and (constraint.kind != "grammar" or is_ebnf(constraint.text))
+class NotTaken(Exception):
+    """xgrammar can't be held to a constraint, or refuses it."""
 
 
 def job_of(constraint: Constraint) -> Job:
-    """What to compile. Raises `InvalidRequestError` for what xgrammar can't be held to."""
+    """What to compile of a constraint that llguidance takes. Raises `NotTaken` with the place of what xgrammar can't be held to.
+    Structural tags, those of tool calls among them, and Lark are llguidance's dialects."""
     if constraint.whitespace_pattern is not None:
-        name = f"{PARAM}.whitespace_pattern"
-        raise InvalidRequestError(f"{name} is not served by the backend xgrammar. Leave it out.", name)
+        raise NotTaken("it has a whitespace_pattern")
+    if constraint.kind not in _JOBS:
+        raise NotTaken(f"it is a {constraint.kind}")
     return _JOBS[constraint.kind](constraint)
 
 
@@ -78,12 +98,34 @@ def _literal(text: str) -> str:
     return '"' + "".join(char if char.isalnum() or char == " " else f"\\U{ord(char):08x}" for char in text) + '"'
 
 
+def _regex(constraint: Constraint) -> Job:
+    """A regex whose every piece means the same to both; `.`, which xgrammar lets be a line's end, is spelled out."""
+    text = constraint.text
+    pieces: list[str] = []
+    at = 0
+    while at < len(text):
+        found = _PIECE.match(text, at)
+        if found is None:
+            raise NotTaken(f"xgrammar may read its character {at + 1} otherwise")
+        pieces.append("[^\\n]" if found[0] == "." else found[0])
+        at = found.end()
+    if "|" in pieces and ("^" in pieces or "$" in pieces):
+        raise NotTaken("xgrammar may read its ^ or $ otherwise")
+    return Job("regex", "".join(pieces))
+
+
+def _grammar(constraint: Constraint) -> Job:
+    if not is_ebnf(constraint.text):
+        raise NotTaken("it is in Lark")
+    return Job("ebnf", ebnf_to_xgrammar(constraint.text))
+
+
 _JOBS: dict[str, Callable[[Constraint], Job]] = {
     "json": _json,
     "json_object": _json_object,
     "choice": _choice,
-    "regex": lambda constraint: Job("regex", constraint.text),
-    "grammar": lambda constraint: Job("ebnf", constraint.text),
+    "regex": _regex,
+    "grammar": _grammar,
 }
 
 
@@ -101,7 +143,7 @@ class _Reader:
         if schema is True:
             return {}
         if not isinstance(schema, dict):
-            _refuse("is not a schema that the backend xgrammar can be held to", path)
+            _refuse("is not a schema that xgrammar can be held to", path)
         written = {key: self._by_name(schema[key], f"{path}/{key}") for key in DEFINITIONS if key in schema}
         given = {key: value for key, value in schema.items() if key not in ANNOTATIONS and key not in DEFINITIONS}
         if given.get("uniqueItems") is False:
@@ -170,7 +212,7 @@ class _Reader:
             types = [name for name, keywords in TYPES.items() if keywords & set(given)][:1]
         bound = frozenset().union(*(TYPES[name] for name in types))
         if unknown := sorted(set(given) - bound - {"type"}):
-            _refuse(f"{unknown[0]} is not held to by the backend xgrammar", path)
+            _refuse(f"{unknown[0]} is not held to by xgrammar", path)
         options = [{"type": name, **self._keywords(name, given, path)} for name in dict.fromkeys(types)]
         return options[0] if len(options) == 1 else {"anyOf": options}
 
@@ -196,7 +238,7 @@ class _Reader:
         others = given.get("additionalProperties", self._open and not properties)
         if properties:
             if others not in (False, True):
-                _refuse("is not held to by the backend xgrammar where there are properties", f"{path}/additionalProperties")
+                _refuse("is not held to by xgrammar where there are properties", f"{path}/additionalProperties")
             return {"properties": properties, "required": required, "additionalProperties": False}
         return {"additionalProperties": others if isinstance(others, bool) else self._schema(others, f"{path}/additionalProperties")}
 
@@ -228,7 +270,7 @@ _IS_OF: dict[str, Callable[[Any], bool]] = {
 
 
 def _refuse(what: str, path: str) -> NoReturn:
-    raise InvalidRequestError(f"{PARAM}.json can't be served at {path}: {what}.", f"{PARAM}.json")
+    raise NotTaken(f"{path}: {what}")
 
 
 def _escaped(name: str) -> str:

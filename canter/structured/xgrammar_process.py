@@ -34,9 +34,10 @@ from canter.structured.xgrammar_messages import (
 
 WORKER_COMMAND = (sys.executable, "-m", "canter.structured.xgrammar_worker")
 START_SECONDS = 120.0
-COMPILE_SECONDS = 5.0
-VISIT_SECONDS = 2.0
-"""Longest that a step may be at one matcher."""
+COMPILE_SECONDS = 2.0
+"""Longest that a compilation may take. The first one of a grammar holds no step up, but those behind a worker's end do."""
+VISIT_SECONDS = 0.5
+"""Longest that a step may be at one matcher: thousands of times what a mask takes."""
 LOOK_SECONDS = 0.05
 
 

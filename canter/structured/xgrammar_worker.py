@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -177,6 +178,7 @@ class _Worker:
             finally:
                 self._header[IS_COMPILING] = 0
                 self._header[MOVES] += 1
+        start = time.thread_time()
         matcher = self._matchers[visit.matcher]
         if visit.rollback:
             matcher.rollback(visit.rollback)
@@ -189,7 +191,8 @@ class _Worker:
                 self._header[MOVES] += 1
         if visit.line >= 0:
             matcher.fill(self._masks, visit.line)
-        return Visited(taken, matcher.may_end)
+        may_end = matcher.may_end
+        return Visited(taken, may_end, seconds=time.thread_time() - start)
 
     def _grammar(self, job: Job) -> Any:
         with self._lock:

@@ -13,10 +13,10 @@ import pytest
 from canter.core.errors import EngineError, InvalidRequestError
 from canter.core.grammar import mask_width
 from canter.core.structured_outputs import StructuredOutputsConfig, StructuredOutputsParams
-from canter.structured import xgrammar_process
+from canter.structured import xgrammar_backend, xgrammar_process
 from canter.structured.constraint import Constraint
-from canter.structured.xgrammar_backend import ENDED, TOO_SLOW, XGrammarBackend
-from canter.structured.xgrammar_constraints import Job, job_of, takes
+from canter.structured.xgrammar_backend import ENDED, TOO_SLOW, Failed, XGrammarBackend
+from canter.structured.xgrammar_constraints import Job, NotTaken, job_of
 from canter.structured.xgrammar_messages import Compiled, Step, Visit, Visited
 from canter.structured.xgrammar_process import WorkerLost, WorkerProcess
 from tests.structured.test_grammars import ascii_vocabulary
@@ -52,10 +52,10 @@ def constraint(**wanted: Any) -> Constraint:
         ({"type": "array", "items": {"anyOf": [{"patternProperties": {}}]}}, "#/items/anyOf/0: patternProperties"),
     ],
 )  # fmt: skip
-def test_what_xgrammar_ignores_is_refused_with_its_place(schema: dict[str, Any], place: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
+def test_what_xgrammar_ignores_is_not_taken_and_the_place_is_known(schema: dict[str, Any], place: str) -> None:
+    with pytest.raises(NotTaken) as caught:
         job_of(constraint(json=schema))
-    assert place in str(caught.value) and caught.value.param == "structured_outputs.json"
+    assert place in str(caught.value)
 
 
 def test_what_is_written_of_a_schema() -> None:
@@ -71,11 +71,47 @@ def test_what_is_written_of_a_schema() -> None:
 
 
 def test_whose_constraint_it_is() -> None:
-    assert takes(constraint(regex="a")) and takes(constraint(grammar='root ::= "a"'))
-    assert not takes(constraint(grammar='start: "a"')) and not takes(constraint(structural_tag={"format": {"type": "any_text"}}))
     assert job_of(constraint(choice=['a "b"', "é\n"])).text == 'root ::= "a \\U00000022b\\U00000022" | "é\\U0000000a"'
-    with pytest.raises(InvalidRequestError, match="whitespace_pattern"):
-        job_of(constraint(json_object=True, whitespace_pattern=" "))
+    for wanted, reason in (
+        (dict(grammar='start: "a"'), "Lark"),
+        (dict(structural_tag={"format": {"type": "any_text"}}), "structural_tag"),
+        (dict(json_object=True, whitespace_pattern=" "), "whitespace_pattern"),
+    ):
+        with pytest.raises(NotTaken, match=reason):
+            job_of(constraint(**wanted))
+
+
+def test_a_grammar_is_written_in_one_way_only() -> None:
+    text = job_of(constraint(grammar='root ::= x-1 [^a-c\\n] | "\\x41" x-1{2,3}  # end\nx-1 ::= . ""?')).text
+    first, second = text.split("\n")
+    assert first == 'root ::= ((r1 [^\\U00000061-\\U00000063\\U0000000a]) | ("\\U00000041" (r1){2,3}))'
+    assert second == 'r1 ::= ([\\U00000000-\\U0010ffff] (""){0,1})'.replace("{0,1}", "?")
+
+
+@pytest.mark.parametrize(
+    "text", [r"\d{3}-\d{4}", "(?:yes|no)+?", r"^[a-z\d\]_-]{2,}$", "é\n*", r"a\.b\x41\u00e9", "[^\\n&~]?", "[.$|^]", "(a|)(b)", "[a-]"]
+)
+def test_regexes_that_xgrammar_reads_alike(text: str) -> None:
+    assert job_of(constraint(regex=text)).text == text
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("a^b", 2), ("a$b", 2), ("(?i)a", 1), ("(?<x>a)", 1), (r"ab\W", 3), (r"[^\d]", 1), ("[a-z&&[^b]]", 1), ("[a--b]", 1),
+        ("[[:alpha:]]", 1), (r"\bab", 1), (r"\x{41}", 1), (r"\x80", 1), (r"\p{L}", 1), ("a*+", 2), ("a{,3}", 2), ("a{2}{3}", 2),
+        (r"\<a", 1), ("[]a]", 1), (r"\é", 1),
+    ],
+)  # fmt: skip
+def test_regexes_that_xgrammar_may_read_otherwise(text: str, place: int) -> None:
+    with pytest.raises(NotTaken, match=f"character {place} otherwise"):
+        job_of(constraint(regex=text))
+
+
+def test_what_a_dot_and_an_anchor_mean() -> None:
+    assert job_of(constraint(regex=r"^.[.]\.$")).text == r"^[^\n][.]\.$"
+    with pytest.raises(NotTaken, match=r"\^ or \$"):
+        job_of(constraint(regex="^a|b$"))
 
 
 @pytest.fixture
@@ -83,6 +119,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerProcess]:
     monkeypatch.setattr(xgrammar_process, "VISIT_SECONDS", 0.3)
     monkeypatch.setattr(xgrammar_process, "COMPILE_SECONDS", 0.3)
     made = WorkerProcess(ascii_vocabulary(), FAKE)
+    made.worker()
     yield made
     made.shutdown()
 
@@ -91,14 +128,18 @@ def begin(matcher: int, text: str, taken: str = "", line: int = -1) -> Visit:
     return Visit(matcher, Job("regex", text), 0, [ord(char) for char in taken], line)
 
 
+def visited(found: list[Visited]) -> list[tuple[int, bool, str]]:
+    return [(one.taken, one.may_end, one.error) for one in found]
+
+
 def test_steps_of_a_worker(process: WorkerProcess) -> None:
     worker = process.worker()
     assert worker is process.worker()
     assert worker.compile(Job("regex", "abc")) == Compiled() and worker.compile(Job("regex", "wrong")) == Compiled("it is wrong")
     done = worker.step(Step([begin(1, "abc", "ax", 0), begin(2, "a", "a"), begin(3, "wrong")], []))
-    assert done == [Visited(1, False), Visited(1, True), Visited(0, False, "it is wrong")]
+    assert visited(done) == [(1, False, ""), (1, True, ""), (0, False, "it is wrong")]
     assert np.flatnonzero(np.unpackbits(worker.masks[0].view(np.uint8), bitorder="little")).tolist() == [ord("b")]
-    assert worker.step(Step([Visit(1, None, 1, [ord("a"), ord("b")], -1)], [2])) == [Visited(2, False)]
+    assert visited(worker.step(Step([Visit(1, None, 1, [ord("a"), ord("b")], -1)], [2]))) == [(2, False, "")]
     assert worker.step(Step([Visit(2, None, 0, [], -1)], []))[0].error
 
 
@@ -111,7 +152,8 @@ def test_a_worker_that_hangs_or_ends_names_the_culprit_and_is_replaced(process: 
     assert process.replace(lost) and not process.replace(lost)
     after = process.worker()
     assert after.number == lost.number + 1
-    assert after.step(Step([begin(1, "abc", "a", 0), begin(3, "abc", "ab", 2)], [])) == [Visited(1, False), Visited(2, False)]
+    again = after.step(Step([begin(1, "abc", "a", 0), begin(3, "abc", "ab", 2)], []))
+    assert visited(again) == [(1, False, ""), (2, False, "")]
 
 
 def test_a_compilation_that_hangs_holds_no_step_up(process: WorkerProcess) -> None:
@@ -119,7 +161,7 @@ def test_a_compilation_that_hangs_holds_no_step_up(process: WorkerProcess) -> No
     with pytest.raises(WorkerLost) as caught:
         worker.compile(Job("regex", "slow"))
     assert caught.value.is_slow
-    assert worker.step(Step([begin(1, "abc", "a", 0)], [])) == [Visited(1, False)]
+    assert visited(worker.step(Step([begin(1, "abc", "a", 0)], []))) == [(1, False, "")]
 
 
 def test_a_worker_that_does_not_start_says_why(process: WorkerProcess) -> None:
@@ -176,9 +218,57 @@ def test_a_worker_that_ends_of_itself_is_blamed_on_whom_it_ends_over_twice(proce
     assert bits(masks[0]) == ids("b") and good.error is None and bad.error == ENDED
 
 
-@pytest.mark.parametrize(("text", "message"), [("wrong", "it is wrong"), ("slow", TOO_SLOW), ("#", ENDED)])
-def test_what_can_not_be_compiled_is_refused(process: WorkerProcess, text: str, message: str) -> None:
+@pytest.mark.parametrize(("text", "message"), [("slow", TOO_SLOW), ("#", ENDED)])
+def test_what_costs_a_worker_to_compile_is_refused_and_not_tried_again(process: WorkerProcess, text: str, message: str) -> None:
     backend = XGrammarBackend(process)
     with pytest.raises(InvalidRequestError, match=message):
         backend.compile(constraint(regex=text))
+    number = process.worker().number
+    with pytest.raises(InvalidRequestError, match=message):
+        backend.compile(constraint(regex=text))
+    assert process.worker().number == number > 1
     assert backend.compile(constraint(regex="a")).matcher().accept(ids("a")) == 1
+
+
+def test_what_xgrammar_refuses_is_not_taken(process: WorkerProcess) -> None:
+    with pytest.raises(NotTaken, match="it is wrong"):
+        XGrammarBackend(process).compile(constraint(regex="wrong"))
+
+
+def test_a_grammar_that_is_slow_all_the_time_fails_and_is_not_tried_again(process: WorkerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its visits is within the deadline."""
+    backend = XGrammarBackend(process)
+    slow, other = [backend.compile(constraint(regex=text)) for text in ("a~~~", "abcd")]
+    monkeypatch.setattr(xgrammar_backend, "BUDGET_SECONDS", 0.05)
+    masks = np.full((2, mask_width(200)), -1, np.int32)
+    bad, good = slow.matcher(), other.matcher()
+    for place in range(4):
+        backend.fill([(bad, 0), (good, 1)], masks)
+        assert good.error is None and bits(masks[1]) == ids("abcd"[place])
+        good.accept(ids("abcd"[place]))
+        if bad.error is None:
+            bad.accept(ids("a~~~"[place]))
+    assert bad.error == slow.error == TOO_SLOW and not bits(masks[0]) and process.worker().number == 1
+    with pytest.raises(InvalidRequestError, match=TOO_SLOW):
+        backend.compile(constraint(regex="a~~~"))
+
+
+def test_visits_that_take_little_are_not_counted(process: WorkerProcess) -> None:
+    grammar = XGrammarBackend(process).compile(constraint(regex="a"))
+    for _ in range(1000):
+        grammar.spend(0.009)
+    grammar.spend(0.9)
+    assert grammar.error is None
+    for _ in range(10):
+        grammar.spend(0.001)
+    grammar.spend(0.9)
+    assert grammar.error == TOO_SLOW
+
+
+def test_failed_grammars_are_forgotten_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xgrammar_backend, "MAX_FAILED", 2)
+    failed = Failed()
+    jobs = [Job("regex", text) for text in "abc"]
+    for job in jobs:
+        failed.add(job, TOO_SLOW)
+    assert [failed.get(job) for job in jobs] == [None, TOO_SLOW, TOO_SLOW]

@@ -14,7 +14,7 @@ from canter.structured.xgrammar_worker import Library, serve
 
 
 class Walk:
-    """A text, token by token (a token is its character's code). At `!` a mask hangs, at `#` the process ends."""
+    """A text, token by token (a token is its character's code). At `!` a mask hangs, at `~` it takes a while, at `#` the process ends."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -38,6 +38,10 @@ class Walk:
             code = ord(self._text[self._place])
             if code == ord("!"):
                 time.sleep(1000)
+            if code == ord("~"):
+                start = time.thread_time()
+                while time.thread_time() < start + 0.04:
+                    pass
             if code == ord("#"):
                 os._exit(1)
             masks[line, code // 32] = 1 << code % 32 if code % 32 < 31 else -(1 << 31)
