@@ -10,7 +10,7 @@ that comes back to itself becomes a terminal, which the lexer matches as a whole
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from canter.core.errors import InvalidRequestError
@@ -18,12 +18,14 @@ from canter.core.structured_outputs import MAX_NESTING, PARAM
 from canter.structured.literals import text_literal
 
 MAX_REPEATS = 10_000
+MAX_CODE = 0x10FFFF
+SURROGATES = (0xD800, 0xDFFF)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _RULE = re.compile(r"^[ \t]*[A-Za-z_][A-Za-z0-9_.-]*[ \t]*::=", re.MULTILINE)
 _SPACE = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _REPEATS = re.compile(r"\{[ \t]*(\d+)[ \t]*(,[ \t]*(\d*)[ \t]*)?\}")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "v": "\v", "0": "\0", "a": "\a", "e": "\x1b"}
-_HEX = re.compile(r"\\x\{([0-9a-f]+)\}")
+_RANGE = re.compile(r"\\x\{([0-9a-f]+)\}(?:-\\x\{([0-9a-f]+)\})?")
 _CODES = {"x": 2, "u": 4, "U": 8}
 
 
@@ -297,14 +299,29 @@ def _terminal(node: _Node, names: dict[str, str]) -> str:
     return "(" + " ".join(inner) + ")" if inner else '""'
 
 
+def char_ranges(ranges: Sequence[tuple[int, int]], is_negated: bool) -> list[tuple[int, int]]:
+    """A class of characters as ranges of codes in their order, or all but those; without surrogates, which are no text: xgrammar would let
+    them be written."""
+    found: list[tuple[int, int]] = []
+    start = 0
+    for low, high in [*sorted([*ranges, SURROGATES] if is_negated else ranges), (MAX_CODE + 1, MAX_CODE + 1)]:
+        if is_negated and start < low:
+            found.append((start, low - 1))
+        start = max(start, high + 1)
+    if is_negated:
+        return found
+    below = [(low, min(high, SURROGATES[0] - 1)) for low, high in ranges if low < SURROGATES[0]]
+    return below + [(max(low, SURROGATES[1] + 1), high) for low, high in ranges if high > SURROGATES[1]]
+
+
 def _plain(node: _Node, names: dict[str, str]) -> str:
     """A node in EBNF, with each character as its code."""
     if node.kind == "text":
         return '"' + "".join(f"\\U{ord(char):08x}" for char in node.value) + '"'
-    if node.kind == "class":
-        return _HEX.sub(lambda code: f"\\U{int(code[1], 16):08x}", node.value)
-    if node.kind == "any":
-        return "[\\U00000000-\\U0010ffff]"
+    if node.kind in ("class", "any"):
+        ranges = [(int(found[1], 16), int(found[2] or found[1], 16)) for found in _RANGE.finditer(node.value)]
+        chars = char_ranges(ranges, node.kind == "any" or node.value.startswith("[^"))
+        return "[" + "".join(f"\\U{low:08x}-\\U{high:08x}" for low, high in chars) + "]"
     if node.kind == "ref":
         return names[node.value]
     inner = [_plain(part, names) for part in node.parts]

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from canter.structured.constraint import Constraint
-from canter.structured.ebnf import ebnf_to_xgrammar, is_ebnf
+from canter.structured.ebnf import char_ranges, ebnf_to_xgrammar, is_ebnf
 from canter.structured.schema import KNOWN_FORMATS
 
 ANNOTATIONS = frozenset(
@@ -29,15 +29,17 @@ WHOLE = ("$ref", "anyOf", "enum", "const")
 TYPES: dict[str, frozenset[str]] = {
     "object": frozenset({"properties", "required", "additionalProperties"}),
     "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
-    "string": frozenset({"minLength", "maxLength"}),
+    "string": frozenset(),
     "integer": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}),
     "number": frozenset(),
     "boolean": frozenset(),
     "null": frozenset(),
 }
-"""The keywords that xgrammar holds to, by the type that they bind."""
+"""The keywords that xgrammar holds to, by the type that they bind. A string whose length is bound may hold bare control characters."""
 _ESCAPED = r"""\\(?:[nrtfv!-/:;=?@\[-`{-~]|x[0-7][0-9A-Fa-f]|u[0-9A-Fa-f]{4})"""
 _IN_CLASS = r"[^\\\[\]&~-]|&(?!&)|~(?!~)|-(?!-)|" + _ESCAPED
+_RANGE = re.compile(rf"({_IN_CLASS})(?:-({_IN_CLASS}))?")
+_CODES = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11}
 _PIECE = re.compile(
     "|".join(
         (
@@ -99,7 +101,8 @@ def _literal(text: str) -> str:
 
 
 def _regex(constraint: Constraint) -> Job:
-    """A regex whose every piece means the same to both; `.`, which xgrammar lets be a line's end, is spelled out."""
+    """A regex whose every piece means the same to both. `.`, which xgrammar lets be a line's end, and classes of all but some are spelled
+    out, without surrogates."""
     text = constraint.text
     pieces: list[str] = []
     at = 0
@@ -107,11 +110,24 @@ def _regex(constraint: Constraint) -> Job:
         found = _PIECE.match(text, at)
         if found is None:
             raise NotTaken(f"xgrammar may read its character {at + 1} otherwise")
-        pieces.append("[^\\n]" if found[0] == "." else found[0])
+        pieces.append(_negated("\\n") if found[0] == "." else _negated(found[0][2:-1]) if found[0].startswith("[^") else found[0])
         at = found.end()
     if "|" in pieces and ("^" in pieces or "$" in pieces):
         raise NotTaken("xgrammar may read its ^ or $ otherwise")
     return Job("regex", "".join(pieces))
+
+
+def _negated(items: str) -> str:
+    """The class of all characters but these."""
+    ranges = [(_code(found[1]), _code(found[2] or found[1])) for found in _RANGE.finditer(items)]
+    return "[" + "".join(f"\\u{{{low:x}}}-\\u{{{high:x}}}" for low, high in char_ranges(ranges, True)) + "]"
+
+
+def _code(item: str) -> int:
+    """The code of a character of a class."""
+    if item[0] != "\\":
+        return ord(item)
+    return int(item[2:], 16) if item[1] in "xu" else _CODES.get(item[1], ord(item[1]))
 
 
 def _grammar(constraint: Constraint) -> Job:
@@ -223,7 +239,7 @@ class _Reader:
             return self._array(given, path)
         found = {key: given[key] for key in TYPES[name] if key in given}
         for key, value in found.items():
-            if not isinstance(value, int) or isinstance(value, bool) or (name == "string" and value < 0):
+            if not isinstance(value, int) or isinstance(value, bool):
                 _refuse(f"must be a whole number, got {value!r:.80}", f"{path}/{key}")
         return found
 

@@ -33,6 +33,7 @@ def constraint(**wanted: Any) -> Constraint:
     ("schema", "place"),
     [
         ({"not": INTEGER}, "#: not"),
+        ({"type": "string", "maxLength": 3}, "#: maxLength"),
         ({"type": "array", "uniqueItems": True}, "#: uniqueItems"),
         ({"type": "array", "contains": INTEGER}, "#: contains"),
         ({"if": INTEGER, "then": INTEGER}, "#: if"),
@@ -63,7 +64,9 @@ def test_what_is_written_of_a_schema() -> None:
         return json.loads(job_of(constraint(json=schema)).text)
 
     assert written({"enum": ["a", 1, True, 2.0], "type": "integer", "title": "x"}) == {"enum": [1, 2.0]}
-    assert written({"type": ["string", "null"], "minLength": 2}) == {"anyOf": [{"type": "string", "minLength": 2}, {"type": "null"}]}
+    assert written({"type": ["array", "null"], "minItems": 2}) == {
+        "anyOf": [{"type": "array", "minItems": 2, "items": {}}, {"type": "null"}]
+    }
     assert written({"minimum": 5}) == {"type": "integer", "minimum": 5}
     assert written({"type": "string", "format": "binary"}) == {"type": "string"}
     closed = {"type": "object", "properties": {"a": {}}, "required": ["a"], "additionalProperties": False}
@@ -82,14 +85,16 @@ def test_whose_constraint_it_is() -> None:
 
 
 def test_a_grammar_is_written_in_one_way_only() -> None:
-    text = job_of(constraint(grammar='root ::= x-1 [^a-c\\n] | "\\x41" x-1{2,3}  # end\nx-1 ::= . ""?')).text
+    text = job_of(constraint(grammar='root ::= x-1 [^a-c\n] | "\\x41" x-1{2,3}  # end\nx-1 ::= . ""? [b-da]')).text
     first, second = text.split("\n")
-    assert first == 'root ::= ((r1 [^\\U00000061-\\U00000063\\U0000000a]) | ("\\U00000041" (r1){2,3}))'
-    assert second == 'r1 ::= ([\\U00000000-\\U0010ffff] (""){0,1})'.replace("{0,1}", "?")
+    ends = r"\U0000d7ff\U0000e000-\U0010ffff]"
+    but_some = r"[\U00000000-\U00000009\U0000000b-\U00000060\U00000064-" + ends
+    assert first == f'root ::= ((r1 {but_some}) | ("\\U00000041" (r1){{2,3}}))'
+    assert second == f'r1 ::= ([\\U00000000-{ends} ("")? [\\U00000062-\\U00000064\\U00000061-\\U00000061])'
 
 
 @pytest.mark.parametrize(
-    "text", [r"\d{3}-\d{4}", "(?:yes|no)+?", r"^[a-z\d\]_-]{2,}$", "é\n*", r"a\.b\x41\u00e9", "[^\\n&~]?", "[.$|^]", "(a|)(b)", "[a-]"]
+    "text", [r"\d{3}-\d{4}", "(?:yes|no)+?", r"^[a-z\d\]_-]{2,}$", "é\n*", r"a\.b\x41\u00e9", "[.$|^]", "(a|)(b)", "[a-]"]
 )
 def test_regexes_that_xgrammar_reads_alike(text: str) -> None:
     assert job_of(constraint(regex=text)).text == text
@@ -108,8 +113,12 @@ def test_regexes_that_xgrammar_may_read_otherwise(text: str, place: int) -> None
         job_of(constraint(regex=text))
 
 
-def test_what_a_dot_and_an_anchor_mean() -> None:
-    assert job_of(constraint(regex=r"^.[.]\.$")).text == r"^[^\n][.]\.$"
+def test_what_a_dot_a_negation_and_an_anchor_mean() -> None:
+    """xgrammar's own would write a line's end for a dot, and halves of surrogate pairs."""
+    rest = r"\u{d7ff}\u{e000}-\u{10ffff}]"
+    assert job_of(constraint(regex=r"^.[.]\.$")).text == rf"^[\u{{0}}-\u{{9}}\u{{b}}-{rest}[.]\.$"
+    but_some = r"[\u{0}-\u{9}\u{b}-\u{2c}\u{2f}-\u{5c}\u{5e}-\u{60}\u{7b}-\u{e8}\u{ea}-"
+    assert job_of(constraint(regex=r"[^a-z\n\]\-.\u00e9]")).text == but_some + rest
     with pytest.raises(NotTaken, match=r"\^ or \$"):
         job_of(constraint(regex="^a|b$"))
 
