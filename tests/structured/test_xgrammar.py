@@ -281,3 +281,14 @@ def test_failed_grammars_are_forgotten_in_their_order(monkeypatch: pytest.Monkey
     for job in jobs:
         failed.add(job, TOO_SLOW)
     assert [failed.get(job) for job in jobs] == [None, TOO_SLOW, TOO_SLOW]
+
+
+def test_an_end_of_the_process_that_forks_is_survived_too(process: WorkerProcess) -> None:
+    matcher = XGrammarBackend(process).compile(constraint(regex="abc")).matcher()
+    assert matcher.accept(ids("a")) == 1
+    assert process._process is not None
+    process._process.kill()
+    process._process.wait()
+    mask = np.zeros(mask_width(200), np.int32)
+    matcher.fill(mask)
+    assert bits(mask) == ids("b") and matcher.error is None
