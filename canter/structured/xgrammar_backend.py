@@ -115,6 +115,8 @@ class XGrammarMatcher:
         self._steps.visit([(self, 0)], mask[None])
 
     def accept(self, token_ids: Sequence[int]) -> int:
+        if self.error is not None:
+            return 0
         before = len(self._tokens)
         for i, token_id in enumerate(token_ids):
             if self._mask is None:

@@ -12,9 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from canter.core.errors import InvalidRequestError
+from canter.core.grammar import mask_width
 from canter.core.messages import AddRequest
 from canter.core.sampling_params import SamplingParams
 from canter.core.structured_outputs import StructuredOutputsParams
@@ -23,8 +25,8 @@ from canter.structured.backends import XGrammarFirst
 from canter.structured.compiler import GrammarCompiler
 from canter.structured.guidance import GuidanceGrammar
 from canter.structured.xgrammar_backend import TOO_SLOW, XGrammarGrammar
-from tests.engines import Result, engine, mixed_requests, results, tiny_checkpoint
-from tests.structured.test_grammars import EOS, ascii_vocabulary
+from tests.engines import VOCAB_SIZE, Result, engine, mixed_requests, results, tiny_checkpoint
+from tests.structured.test_grammars import EOS, ascii_vocabulary, encode
 
 pytestmark = pytest.mark.skipif(find_spec("xgrammar") is None, reason="needs the extra xgrammar")
 
@@ -128,6 +130,19 @@ def test_every_output_obeys(core: EngineCore, expected: dict[str, Result]) -> No
 
 def test_company_changes_nothing(core: EngineCore, expected: dict[str, Result]) -> None:
     same(results(core, [*requests(), *mixed_requests(6, longest=40)]), expected)
+
+
+def test_a_matcher_goes_back(core: EngineCore) -> None:
+    matcher = grammars(core).get(StructuredOutputsParams(regex="[a-z]{300}")).matcher()
+    mask = np.zeros(mask_width(VOCAB_SIZE), np.int32)
+    assert matcher.accept(encode("ab" * 140 + "1")) == 280
+    matcher.fill(mask)
+    before = mask.copy()
+    assert matcher.accept(encode("c" * 20)) == 20 and matcher.may_end
+    matcher.rollback(200)
+    matcher.fill(mask)
+    assert (mask == before).all() and not matcher.may_end
+    assert matcher.accept(encode("d" * 201)) == 200 and matcher.may_end and matcher.error is None
 
 
 def test_any_object(core: EngineCore) -> None:
