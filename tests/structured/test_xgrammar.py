@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -292,3 +295,38 @@ def test_an_end_of_the_process_that_forks_is_survived_too(process: WorkerProcess
     mask = np.zeros(mask_width(200), np.int32)
     matcher.fill(mask)
     assert bits(mask) == ids("b") and matcher.error is None
+
+
+OWNER = """
+import sys, time
+from canter.structured.xgrammar_process import WorkerProcess
+from tests.structured.test_xgrammar import FAKE
+from tests.structured.test_grammars import ascii_vocabulary
+process = WorkerProcess(ascii_vocabulary(), FAKE)
+process.worker()
+print(process._process.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_no_process_outlives_a_killed_engine() -> None:
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        forking = int(owner.stdout.readline())
+        deadline = time.monotonic() + 20
+        while not (children := Path(f"/proc/{forking}/task/{forking}/children").read_text().split()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        owner.kill()
+    pids = [forking, *map(int, children)]
+    assert len(pids) == 2
+    while any(map(is_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(map(is_alive, pids))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended may still be waited for by whoever takes orphans."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
