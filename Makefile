@@ -22,7 +22,7 @@ CLIENTS ?=
 SECONDS ?= 1800
 CONCURRENCY ?= 64
 SOAK_ARGS ?=
-# Compiler processes of the native tests.
+# Compiler processes of the native tests and of check-arm.
 JOBS ?= 2
 # What an Arm build of the native core compiles, without what needs Python's headers, and how to see that it would compile.
 ARM_CXX := aarch64-linux-gnu-g++
@@ -86,7 +86,7 @@ check-arm: ## see that the native core would compile for Arm, where g++-aarch64-
 ifeq ($(shell command -v $(ARM_CXX)),)
 	@echo "check-arm: SKIPPED. There is no $(ARM_CXX) here, so whether the Arm sources compile is not known."
 else
-	$(ARM_SYNTAX) $(filter-out %_neon_dot.cpp,$(ARM_SOURCES))
+	@printf '%s\n' $(filter-out %_neon_dot.cpp,$(ARM_SOURCES)) | xargs -t -P $(JOBS) -n 4 $(ARM_SYNTAX)
 	$(ARM_SYNTAX) -march=armv8.2-a+dotprod $(filter %_neon_dot.cpp,$(ARM_SOURCES))
 endif
 

@@ -23,7 +23,7 @@ from canter.client.protocol import RequestObserver
 from canter.core.messages import AbortRequests, AddRequest, EngineInfo, EngineStats, FrontendMessage, Outputs, RequestDelta
 from canter.core.sampling_params import SamplingParams
 from canter.server.model_text import ModelText
-from canter.text.chat_template import load_chat_template
+from canter.text.chat_template import ChatTemplate, load_chat_template
 from canter.text.parsing.parser import OutputFormat
 from canter.text.tokenizer import Tokenizer, load_tokenizer
 from tests.fake_core import CONTEXT, INFO, VOCAB_SIZE, FakeCore
@@ -73,9 +73,13 @@ def fake_tokenizer() -> Tokenizer:
     return load_tokenizer(resolve(str(model_folder())))
 
 
+@cache
+def _fake_template() -> ChatTemplate:
+    return load_chat_template(fake_tokenizer())
+
+
 def fake_text(defaults: dict[str, Any] | None = None, output_format: OutputFormat | None = None) -> ModelText:
-    tokenizer = fake_tokenizer()
-    return ModelText(tokenizer, load_chat_template(tokenizer), {}, defaults or {}, output_format=output_format)
+    return ModelText(fake_tokenizer(), _fake_template(), {}, defaults or {}, output_format=output_format)
 
 
 class FakeEngineClient:

@@ -97,6 +97,15 @@ class _LazyArray:
     end: int
     count: int
 
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._strings() if self.kind == _STRING else iter(self.decode())
+
+    def __contains__(self, value: object) -> bool:
+        return any(found == value for found in self)
+
     def decode(self) -> list[Any]:
         if self.kind == _STRING:
             return list(self._strings())
@@ -142,6 +151,10 @@ class Metadata(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         value = self._values[key]
         return value.decode() if isinstance(value, _LazyArray) else value
+
+    def walk(self, key: str) -> Any:
+        """As `get`, but a list is a collection whose strings are decoded one by one, each time that it is walked."""
+        return self._values.get(key)
 
     def find_strings(self, key: str, texts: Iterable[str]) -> dict[str, int]:
         """The index of each of `texts` in the list of strings at `key`; those that are not in it are left out."""

@@ -17,15 +17,23 @@ DEFERRED = (
     "torch._meta_registrations",
     "torch.distributed._meta_registrations",
     "torch._decomp",
+    "torch._functorch",
     "torch._prims",
     "torch._refs",
     "torch.ao",
+    "torch.distributions",
     "torch.export",
     "torch.masked",
+    "torch.multiprocessing",
+    "torch.nn.attention",
+    "torch.optim",
+    "torch.profiler",
     "torch.quantization",
+    "torch.testing",
+    "torch.utils.data",
 )
-"""Shape functions of tensors without data, operators in terms of others, export, and number formats in training. torch imports
-them for their names alone, or for what they register."""
+"""Shape functions of tensors without data, operators in terms of others, export, number formats in training, and what trains and
+tests. torch imports them for their names alone, or for what they register."""
 
 
 class _StandIn(ModuleType):

@@ -272,14 +272,15 @@ def plan_arena(instructions: Sequence[Instruction], results: Sequence[Symbol]) -
     stretches = _stretches(instructions)
     within = {at: stretch for stretch, (begin, end) in enumerate(stretches) for at in range(begin, end)}
     of_blocks = {buffer for buffer, (first, last) in lives.items() if first in within and within[first] == within.get(last)}
-    # A stretch uses its buffers over and over, one block after the other: those of all rows live as long as it takes.
+    # A stretch uses its buffers over and over, one block after the other: those of all rows live as long as it takes, but for
+    # one that takes another's place row by row.
     whole = {
         buffer: (stretches[within[first]][0] if first in within else first, stretches[within[last]][1] - 1 if last in within else last)
         for buffer, (first, last) in lives.items()
         if buffer not in of_blocks
     }
-    starts, row_bytes = _laid_out(whole)
-    inside, block_bytes = _laid_out({buffer: life for buffer, life in lives.items() if buffer in of_blocks})
+    starts, row_bytes = _laid_out(whole, lives)
+    inside, block_bytes = _laid_out({buffer: life for buffer, life in lives.items() if buffer in of_blocks}, lives)
     return ArenaPlan(starts | inside, row_bytes, stretches, of_blocks, block_bytes)
 
 
@@ -294,20 +295,34 @@ def _stretches(instructions: Sequence[Instruction]) -> list[tuple[int, int]]:
     return found
 
 
-def _laid_out(lives: Mapping[Buffer, tuple[int, int]]) -> tuple[dict[Buffer, int], int]:
-    """Where each buffer begins, and how much all take. They come in the order of their first instruction."""
+def _laid_out(lives: Mapping[Buffer, tuple[int, int]], by_row: Mapping[Buffer, tuple[int, int]]) -> tuple[dict[Buffer, int], int]:
+    """Where each buffer begins, and how much all take. They come in the order of their first instruction.
+
+    `by_row`: how long each row lives. A row of a buffer may lie where the same row of another has lain, in rows of the same length:
+    of those that still come, none is touched.
+    """
     starts: dict[Buffer, int] = {}
-    placed: list[tuple[int, int, int, int]] = []  # first byte, end byte, first instruction, last instruction
     total = 0
-    for buffer, (first, last) in lives.items():
-        size = -(-buffer.row_bytes // ALIGNMENT) * ALIGNMENT
-        placed = [other for other in placed if other[3] >= first]
-        start = 0
-        for begin, end, _, _ in sorted(placed):
-            if start + size <= begin:
-                break
-            start = max(start, end)
+    for buffer, (first, _) in lives.items():
+        size, born = _room(buffer), by_row[buffer][0]
+        alive = [other for other in starts if lives[other][1] >= first]
+        left = {starts[other] for other in alive if other.row_bytes == buffer.row_bytes and by_row[other][1] < born}
+        kept = [
+            (starts[other], starts[other] + _room(other))
+            for other in alive
+            if starts[other] not in left or other.row_bytes != buffer.row_bytes or by_row[other][1] >= born
+        ]
+        start = next((at for at in sorted(left) if all(end <= at or begin >= at + size for begin, end in kept)), None)
+        if start is None:
+            start = 0
+            for begin, end in sorted((starts[other], starts[other] + _room(other)) for other in alive):
+                if start + size <= begin:
+                    break
+                start = max(start, end)
         starts[buffer] = start
-        placed.append((start, start + size, first, last))
         total = max(total, start + size)
     return starts, total
+
+
+def _room(buffer: Buffer) -> int:
+    return -(-buffer.row_bytes // ALIGNMENT) * ALIGNMENT

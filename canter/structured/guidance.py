@@ -7,7 +7,11 @@ So every matcher of a grammar is a copy of one that has been started, and shares
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -33,6 +37,10 @@ LIMITS = LLParserLimits(
 PARALLEL_MASKS = 4
 """So many masks are worth giving to several threads."""
 MAX_ERROR_CHARS = 1000
+MIN_STACK, STACK_PER_CHAR, MAX_STACK = 8 << 20, 4 << 10, 512 << 20
+"""Bytes. A level of rules takes about 3 KB of stack and no less than 7 characters, a `$ref` about 10 KB and 40 characters."""
+_STACK_LOCK = threading.Lock()
+_T = TypeVar("_T")
 
 
 class _Tokens(TokenizerWrapper):
@@ -124,7 +132,7 @@ class GuidanceBackend:
         """Raises `InvalidRequestError` with the place of what is wrong."""
         try:
             grammar = to_lark(constraint, self._markers)
-            first = self._start(grammar)
+            first = _with_deep_stack(len(grammar), partial(self._start, grammar))
         except InvalidRequestError:
             raise
         except ValueError as error:  # the library's own
@@ -163,10 +171,35 @@ class GuidanceBackend:
 
     def _fault(self, constraint: Constraint) -> str | None:
         """Why a constraint can't be compiled, or None."""
-        is_error, messages = LLMatcher.validate_grammar_with_warnings(to_lark(constraint, self._markers), limits=LIMITS)
+        grammar = to_lark(constraint, self._markers)
+        check = partial(LLMatcher.validate_grammar_with_warnings, grammar, limits=LIMITS)
+        is_error, messages = _with_deep_stack(len(grammar), check)
         return messages[0] if is_error else None
 
 
+def _with_deep_stack(num_chars: int, work: Callable[[], _T]) -> _T:
+    """Do work on a grammar of so many characters on a thread whose stack is deep enough for it.
+
+    The library goes down from rule to rule, and from `$ref` to `$ref`, as deep as these go: 3000 rules, each with the next in it, take
+    8 MiB of stack, and where a stack ends the process ends. Memory that isn't used isn't taken, and matchers don't go down.
+    """
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # handed to who waits
+            future.set_exception(error)
+
+    with _STACK_LOCK:
+        usual = threading.stack_size(min(MIN_STACK + num_chars * STACK_PER_CHAR, MAX_STACK))
+        try:
+            threading.Thread(target=run, name="canter-grammar").start()
+        finally:
+            threading.stack_size(usual)
+    return future.result()
+
+
 def _shorten(message: str) -> str:
-    text = message.strip()
+    text = message.partition("<backtrace>")[0].strip()  # of a panic within the library, which says nothing to who reads it
     return text if len(text) <= MAX_ERROR_CHARS else text[:MAX_ERROR_CHARS] + "..."

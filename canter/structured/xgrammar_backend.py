@@ -234,27 +234,31 @@ class XGrammarBackend:
     def __init__(self, process: WorkerProcess) -> None:
         self._process = process
         self._steps = Steps(process)
+        self._uncompiled = Failed()
 
     def compile(self, constraint: Constraint) -> XGrammarGrammar:
-        """Raises `NotTaken` for what isn't xgrammar's, `InvalidRequestError` for what took it too long, now or before, and `EngineError`
-        without a worker."""
-        grammar = XGrammarGrammar(self._steps, job_of(constraint))
-        known = self._steps.failed.get(grammar.job)
-        if known is not None:
+        """Raises `NotTaken` for what isn't xgrammar's or what it can't compile in time, `InvalidRequestError` for what failed while it ran,
+        before, and `EngineError` without a worker."""
+        job = job_of(constraint)
+        if (known := self._uncompiled.get(job)) is not None:
+            raise NotTaken(known)
+        if (known := self._steps.failed.get(job)) is not None:
             raise _refused(constraint, known)
+        num_ends = 0
         for _ in range(MAX_TRIES):
             worker = self._process.worker()
             try:
-                refusal = worker.compile(grammar.job).error
+                refusal = worker.compile(job).error
             except WorkerLost as lost:
-                if self._process.replace(worker):
-                    grammar.lost_worker(lost.is_slow)
-                if grammar.error is not None:
-                    raise _refused(constraint, grammar.error) from None
-                continue
+                num_ends += self._process.replace(worker)
+                if num_ends >= MAX_ENDS or (num_ends and lost.is_slow):
+                    refusal = TOO_SLOW if lost.is_slow else ENDED
+                    self._uncompiled.add(job, refusal)
+                else:
+                    continue
             if refusal:
                 raise NotTaken(refusal)
-            return grammar
+            return XGrammarGrammar(self._steps, job)
         raise EngineError("The worker of xgrammar keeps ending.")
 
     def fill(self, matchers: Sequence[tuple[Matcher, int]], masks: MaskArray) -> None:

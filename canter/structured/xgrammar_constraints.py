@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import msgspec
 
 from canter.structured.constraint import Constraint
-from canter.structured.ebnf import char_ranges, ebnf_to_xgrammar, is_ebnf
+from canter.structured.ebnf import is_ebnf, read_ebnf
+from canter.structured.ebnf_tree import ALL_CHARS, Node, complement
 from canter.structured.schema import KNOWN_FORMATS
 
 ANNOTATIONS = frozenset(
@@ -57,6 +58,8 @@ _PIECE = re.compile(
     )
 )
 r"""What xgrammar and llguidance read alike of a regex: xgrammar has a part of what \d, \w and \s mean, so that they may not be negated."""
+SURROGATES = (0xD800, 0xDFFF)
+"""No text, but xgrammar would let them be written."""
 MAX_WHITESPACE = 42
 """Characters of whitespace between two parts of a JSON value: room for a line's end and the indentation of twenty levels."""
 
@@ -120,7 +123,7 @@ def _regex(constraint: Constraint) -> Job:
 def _negated(items: str) -> str:
     """The class of all characters but these."""
     ranges = [(_code(found[1]), _code(found[2] or found[1])) for found in _RANGE.finditer(items)]
-    return "[" + "".join(f"\\u{{{low:x}}}-\\u{{{high:x}}}" for low, high in char_ranges(ranges, True)) + "]"
+    return "[" + "".join(f"\\u{{{low:x}}}-\\u{{{high:x}}}" for low, high in complement((*ranges, SURROGATES))) + "]"
 
 
 def _code(item: str) -> int:
@@ -133,7 +136,24 @@ def _code(item: str) -> int:
 def _grammar(constraint: Constraint) -> Job:
     if not is_ebnf(constraint.text):
         raise NotTaken("it is in Lark")
-    return Job("ebnf", ebnf_to_xgrammar(constraint.text))
+    rules = read_ebnf(constraint.text)
+    names = {name: "root" if name == "root" else f"r{i}" for i, name in enumerate(rules)}
+    return Job("ebnf", "\n".join(f"{names[name]} ::= {_written(body, names)}" for name, body in rules.items()))
+
+
+def _written(node: Node, names: Mapping[str, str]) -> str:
+    """A node in EBNF that can be read in one way only: each character as its code."""
+    if node.kind == "text":
+        return '"' + "".join(f"\\U{ord(char):08x}" for char in node.value) + '"'
+    if node.kind in ("class", "any"):
+        chars = complement((*complement(node.ranges if node.kind == "class" else ALL_CHARS), SURROGATES))
+        return "[" + "".join(f"\\U{low:08x}-\\U{high:08x}" for low, high in chars) + "]"
+    if node.kind == "ref":
+        return names[node.value]
+    inner = [_written(part, names) for part in node.parts]
+    if node.kind == "repeat":
+        return f"({inner[0]}){node.value}"
+    return "(" + (" | " if node.kind == "choice" else " ").join(inner) + ")" if inner else '""'
 
 
 _JOBS: dict[str, Callable[[Constraint], Job]] = {

@@ -6,12 +6,13 @@ which merges the neighbours whose union has the highest score. The meaning of ea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
+from canter.checkpoint.gguf_reader import Metadata
 from canter.core.errors import CheckpointError, UnsupportedModelError
 from canter.text.pre_tokenizers import find_pre_tokenizer
 
@@ -49,7 +50,7 @@ class BuiltTokenizer:
 class _Vocabulary:
     """The lists of `tokenizer.ggml.*`, checked against each other."""
 
-    def __init__(self, metadata: Mapping[str, Any], origin: str) -> None:
+    def __init__(self, metadata: Metadata, origin: str) -> None:
         self.metadata, self.origin = metadata, origin
         tokens = self.array("tokens", str)
         self.tokens: list[str] = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
@@ -65,19 +66,22 @@ class _Vocabulary:
         only), or not as long as it should be.
         """
         key = f"tokenizer.ggml.{name}"
-        value = self.metadata.get(key)
-        if not isinstance(value, list) or not value or not isinstance(value[0], kind):
-            names = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
-            found = f"a list of {type(value[0]).__name__}" if isinstance(value, list) and value else repr(value)[:40]
-            raise CheckpointError(f"{self.origin}: {key} must be a list of {names}, found {found}.")
+        value = list(self.walked(name, kind))
         if length is not None and len(value) != length:
             raise CheckpointError(f"{self.origin}: {key} must have {length} elements, one for each token, found {len(value)}.")
         return value
 
-    def shared(self, text: str) -> str:
-        """The vocabulary's own string that is equal to `text`, if it has one."""
-        index = self.ids.get(text)
-        return text if index is None else self.tokens[index]
+    def walked(self, name: str, kind: type | tuple[type, ...]) -> Collection[Any]:
+        """The same list, its strings decoded only as it is walked."""
+        key = f"tokenizer.ggml.{name}"
+        value = self.metadata.walk(key)
+        elements: Collection[Any] = value if isinstance(value, Collection) and not isinstance(value, str) else ()
+        first = next(iter(elements), None)
+        if not isinstance(first, kind):
+            names = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
+            found = f"a list of {type(first).__name__}" if elements else repr(value)[:40]
+            raise CheckpointError(f"{self.origin}: {key} must be a list of {names}, found {found}.")
+        return elements
 
     def special_id(self, name: str, default: int | None = None) -> int | None:
         """The id under `tokenizer.ggml.<name>_token_id`; ids outside the vocabulary count as absent, as in llama.cpp."""
@@ -90,7 +94,29 @@ class _Vocabulary:
         return bool(self.metadata.get(f"tokenizer.ggml.{name}", default))
 
 
-def build_gguf_tokenizer(metadata: Mapping[str, Any], origin: str) -> BuiltTokenizer:
+class _Pairs(Sequence[tuple[str, str]]):
+    """What each merge joins, cut from its text as it is walked.
+
+    The library takes one pair after the other and keeps copies. Hundreds of thousands of pairs beside them would be the most
+    memory that a server's frontend ever takes.
+    """
+
+    def __init__(self, merges: Collection[str]) -> None:
+        self._merges = merges
+
+    def __len__(self) -> int:
+        return len(self._merges)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        for merge in self._merges:
+            first, _, second = merge.partition(" ")
+            yield first, second
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
+
+
+def build_gguf_tokenizer(metadata: Metadata, origin: str) -> BuiltTokenizer:
     """Build from the keys of a GGUF file. `origin` names the file in errors.
 
     Raises `UnsupportedModelError` for a kind or pre-tokenizer that is not known, `CheckpointError` for lists that contradict each other.
@@ -124,12 +150,7 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any], origin: str) -> BuiltToken
 def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
     """Byte-level BPE, and whether prompts begin with BOS when the file does not say."""
     pre = find_pre_tokenizer(vocabulary.metadata.get("tokenizer.ggml.pre") or "default")
-    # Hundreds of thousands of merges and their halves are the most memory that a server's frontend ever takes. What is merged is in
-    # the vocabulary itself, whose strings are shared, and each pair takes the place of the text that it was cut from.
-    merges: list[Any] = list(vocabulary.array("merges", str))
-    for index, merge in enumerate(merges):
-        first, _, second = merge.partition(" ")
-        merges[index] = vocabulary.shared(first), vocabulary.shared(second)
+    merges: Any = _Pairs(vocabulary.walked("merges", str))
     try:
         model = models.BPE(vocabulary.ids, merges, ignore_merges=pre.ignore_merges)
     except Exception as error:  # the library raises bare Exception

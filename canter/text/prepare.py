@@ -31,7 +31,7 @@ def finish_params(
     """A copy with `eos_token_ids`, `bad_words_token_ids` and the ids of the thought's markers filled in.
 
     `vocab_size` is the model's: how many logits it has. Raises `InvalidRequestError` for bad words that the model can't say, and
-    for a thinking budget where the model has no `thinking` markers.
+    for a thinking budget where the model has no `thinking` markers, or several kinds of them.
     """
     start, end = _marker_ids(params, thinking, vocab_size)
     return params.clone(
@@ -49,6 +49,12 @@ def _marker_ids(params: SamplingParams, thinking: ThinkingMarkers | None, vocab_
         raise InvalidRequestError(
             "thinking_token_budget needs a model with tokens that begin and end a thought, and this one is not known to have any. "
             "--reasoning-config names them.",
+            "thinking_token_budget",
+        )
+    if params.thinking_token_budget is not None and thinking.others:
+        raise InvalidRequestError(
+            f"thinking_token_budget counts thoughts of one kind, and this model has {1 + len(thinking.others)}, with markers of their own. "
+            "--reasoning-config names the markers of the kind to count.",
             "thinking_token_budget",
         )
     return thinking.start, thinking.end

@@ -571,15 +571,23 @@ struct Place {
         out.stride = out.row * (C::step / C::lanes);
         for (int v = 0; v < kPanelVectors; ++v) out.at[v] = lanes + v * Vec::width * unit;
     }
-    // Where keys lie as values do: those of the panel that begins at position p and are in [low, high), as floats, [D][kPanel].
+    // Where keys lie as values do: those of the panel that begins at position p, as floats, [D][kPanel]; outside [low, high), any.
     void turn(std::int64_t p, std::int64_t low, std::int64_t high, float* out) const {
-        for (std::int64_t j = greater(low - p, 0); j < lesser(high - p, kPanel); ++j) {
-            const E* from = value(p + j);
-            for (std::int64_t d = 0; d < s.head_dim; d += Vec::width) {
-                const std::int64_t count = lesser(Vec::width, s.head_dim - d);
-                float lanes[Vec::width];
-                Vec::store(lanes, load_elements<C>(from + d, count));
-                for (std::int64_t i = 0; i < count; ++i) out[(d + i) * kPanel + j] = lanes[i];
+        const E* from[kPanel];
+        for (std::int64_t j = 0; j < kPanel; ++j) from[j] = value(clamp(p + j, low, high - 1));
+        for (std::int64_t d = 0; d < s.head_dim; d += Vec::width) {
+            const std::int64_t count = lesser(Vec::width, s.head_dim - d);
+            for (std::int64_t j = 0; j < kPanel; j += Vec::width) {
+                Reg square[Vec::width];
+#pragma GCC unroll 16
+                for (int i = 0; i < Vec::width; ++i) square[i] = load_elements<C>(from[j + i] + d, count);
+                Vec::transpose(square);
+                if (count == Vec::width) {
+#pragma GCC unroll 16
+                    for (int i = 0; i < Vec::width; ++i) Vec::store(out + (d + i) * kPanel + j, square[i]);
+                } else {
+                    for (std::int64_t i = 0; i < count; ++i) Vec::store(out + (d + i) * kPanel + j, square[i]);
+                }
             }
         }
     }
@@ -748,8 +756,8 @@ inline void add_values(const Span<C>& span, const Scratch& m, std::int64_t row, 
 }
 
 template <class C>
-inline void value_chunk(const Span<C>& span, const Sight& sight, const AttentionStep& s, const Scratch& m, const RowBlocks& blocks,
-                        std::int64_t block_begin, std::int64_t block_end, std::int64_t row_begin, std::int64_t row_end) {
+inline void value_chunk(const Span<C>& span, const Sight& sight, const Scratch& m, const RowBlocks& blocks, std::int64_t block_begin,
+                        std::int64_t block_end, std::int64_t row_begin, std::int64_t row_end) {
     __builtin_memset(m.sums, 0, static_cast<std::size_t>((row_end - row_begin) * m.width) * sizeof(float));
     const std::int64_t askers = lesser(block_end - block_begin, kAskers);
     const std::int64_t low = sight.low(row_begin), high = sight.high(row_end - 1);
@@ -817,7 +825,7 @@ inline void attend_spans(const AttentionArgs& a, const AttentionStep& s, const A
                 weigh_row(scores, low, high, a.scale * C::factor, a.softcap, bias, is_int8 ? m.k_scale : nullptr,
                           is_int8 ? m.v_scale : nullptr, m.tops[at], m.totals[at]);
             }
-            value_chunk(span, sight, s, m, blocks, block_begin, b, row_begin, row);
+            value_chunk(span, sight, m, blocks, block_begin, b, row_begin, row);
             for (std::int64_t r = row_begin; r < row; ++r) {
                 const std::int64_t at = r - row_begin;
                 const float* sums = m.sums + at * m.width;

@@ -69,6 +69,22 @@ struct Vec {
         m = _mm_max_ps(m, _mm_movehl_ps(m, m));
         return _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps(m, m, 1)));
     }
+    // Lane j of v[i] becomes lane i of v[j].
+    static void transpose(reg (&v)[8]) {
+        reg fours[8];  // lanes 0 to 3 of v[0] to v[3] turned, and so lanes 4 to 7; then those of v[4] to v[7]
+        for (int i = 0; i < 8; i += 4) {
+            const reg a = _mm256_unpacklo_ps(v[i], v[i + 1]), b = _mm256_unpackhi_ps(v[i], v[i + 1]);
+            const reg c = _mm256_unpacklo_ps(v[i + 2], v[i + 3]), d = _mm256_unpackhi_ps(v[i + 2], v[i + 3]);
+            fours[i] = _mm256_shuffle_ps(a, c, 0x44);
+            fours[i + 1] = _mm256_shuffle_ps(a, c, 0xee);
+            fours[i + 2] = _mm256_shuffle_ps(b, d, 0x44);
+            fours[i + 3] = _mm256_shuffle_ps(b, d, 0xee);
+        }
+        for (int i = 0; i < 4; ++i) {
+            v[i] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
+            v[i + 4] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
+        }
+    }
 };
 
 }  // namespace canter::avx2

@@ -56,6 +56,27 @@ struct Vec {
         return _mm_cvtss_f32(_mm_add_ss(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1)));
     }
     static float highest(reg v) { return _mm512_reduce_max_ps(v); }
+    // Lane j of v[i] becomes lane i of v[j].
+    static void transpose(reg (&v)[16]) {
+        reg fours[16];  // of every four registers, each four lanes turned
+        for (int i = 0; i < 16; i += 4) {
+            const reg a = _mm512_unpacklo_ps(v[i], v[i + 1]), b = _mm512_unpackhi_ps(v[i], v[i + 1]);
+            const reg c = _mm512_unpacklo_ps(v[i + 2], v[i + 3]), d = _mm512_unpackhi_ps(v[i + 2], v[i + 3]);
+            fours[i] = _mm512_shuffle_ps(a, c, 0x44);
+            fours[i + 1] = _mm512_shuffle_ps(a, c, 0xee);
+            fours[i + 2] = _mm512_shuffle_ps(b, d, 0x44);
+            fours[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
+        }
+        for (int i = 0; i < 4; ++i) {
+            const reg p = fours[i], q = fours[i + 4], r = fours[i + 8], s = fours[i + 12];
+            const reg a = _mm512_shuffle_f32x4(p, q, 0x88), b = _mm512_shuffle_f32x4(p, q, 0xdd);
+            const reg c = _mm512_shuffle_f32x4(r, s, 0x88), d = _mm512_shuffle_f32x4(r, s, 0xdd);
+            v[i] = _mm512_shuffle_f32x4(a, c, 0x88);
+            v[i + 4] = _mm512_shuffle_f32x4(b, d, 0x88);
+            v[i + 8] = _mm512_shuffle_f32x4(a, c, 0xdd);
+            v[i + 12] = _mm512_shuffle_f32x4(b, d, 0xdd);
+        }
+    }
 };
 
 }  // namespace canter::avx512

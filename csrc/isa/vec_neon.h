@@ -61,6 +61,15 @@ struct Vec {
         const float a = v[0] > v[1] ? v[0] : v[1], b = v[2] > v[3] ? v[2] : v[3];
         return a > b ? a : b;
     }
+    // Lane j of v[i] becomes lane i of v[j].
+    static void transpose(reg (&v)[4]) {
+        const reg a = vzip1q_f32(v[0], v[2]), b = vzip2q_f32(v[0], v[2]);
+        const reg c = vzip1q_f32(v[1], v[3]), d = vzip2q_f32(v[1], v[3]);
+        v[0] = vzip1q_f32(a, c);
+        v[1] = vzip2q_f32(a, c);
+        v[2] = vzip1q_f32(b, d);
+        v[3] = vzip2q_f32(b, d);
+    }
 };
 
 }  // namespace canter::neon

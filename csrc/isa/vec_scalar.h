@@ -70,6 +70,16 @@ struct Vec {
         const float a = v[0] > v[1] ? v[0] : v[1], b = v[2] > v[3] ? v[2] : v[3];
         return a > b ? a : b;
     }
+    // Lane j of v[i] becomes lane i of v[j].
+    static void transpose(reg (&v)[4]) {
+        for (int i = 0; i < 4; ++i) {
+            for (int j = 0; j < i; ++j) {
+                const float x = v[i][j];
+                v[i][j] = v[j][i];
+                v[j][i] = x;
+            }
+        }
+    }
 };
 
 }  // namespace canter::scalar

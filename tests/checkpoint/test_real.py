@@ -34,6 +34,7 @@ def open_model(name: str) -> CheckpointFiles:
     return resolve(str(path))
 
 
+@pytest.mark.slow  # transformers takes half a minute for all; the blocks of a file are compared below, tiny ones in tests/models
 @pytest.mark.parametrize("name", [DEFAULT_MODEL, "gemma3-270m.gguf"])
 def test_same_weights_and_configuration_as_transformers(name: str) -> None:
     files = open_model(name)

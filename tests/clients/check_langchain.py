@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import openai
-from checks import CAPITAL, COUNT, KEY, MODEL, URL, check, raises, run
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from checks import CAPITAL, COUNT, KEY, MODEL, URL, check, raises, run, shown_how
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_openai import ChatOpenAI, OpenAI
+from pydantic import BaseModel, Field
 
 OPTIONS = {"model": MODEL, "base_url": f"{URL}/v1", "api_key": KEY, "temperature": 0, "max_retries": 0}
 chat = ChatOpenAI(**OPTIONS, max_tokens=60)
@@ -58,19 +60,43 @@ def stops_and_completions():
     assert "four" in OpenAI(**OPTIONS, max_tokens=10).invoke("one, two, three,")
 
 
+class Place(BaseModel):
+    """A city and its country."""
+
+    city: str = Field(max_length=20)
+    country: str = Field(max_length=20)
+
+
+def weather(city: str) -> str:
+    """The weather in a city."""
+    return f"rain in {city}"
+
+
+@check
+def calls_and_classes():
+    chosen = chat.bind_tools([weather]).invoke(shown_how())
+    [call] = chosen.tool_calls
+    assert (call["name"], call["args"]) == ("weather", {"city": "Paris"}) and not chosen.invalid_tool_calls
+    total = None
+    for chunk in chat.bind_tools([weather]).stream(shown_how()):
+        total = chunk if total is None else total + chunk
+    assert [(each["name"], each["args"]) for each in total.tool_calls] == [("weather", {"city": "Paris"})]
+    after = chat.invoke([*shown_how(), chosen, ToolMessage(weather("Paris"), tool_call_id=call["id"])])
+    assert after.response_metadata["finish_reason"] in ("stop", "length")
+    roomy = ChatOpenAI(**OPTIONS, max_tokens=120)
+    for method in ("function_calling", "json_schema"):
+        assert isinstance(roomy.with_structured_output(Place, method=method).invoke(CAPITAL), Place)
+
+
 @check
 def errors():
     error = raises(openai.NotFoundError, ChatOpenAI(**{**OPTIONS, "model": "other"}).invoke, "x")
     assert error.param == "model"
     error = raises(openai.AuthenticationError, ChatOpenAI(**{**OPTIONS, "api_key": "wrong"}).invoke, "x")
     assert error.status_code == 401
-
-    def add(a: int, b: int) -> int:
-        """Add two numbers."""
-        return a + b
-
-    error = raises(openai.BadRequestError, chat.bind_tools([add]).invoke, "What is 1 + 1?")
-    assert "tools" in str(error)
+    other = {"type": "function", "function": {"name": "other"}}
+    error = raises(openai.BadRequestError, chat.bind(tools=[convert_to_openai_tool(weather)], tool_choice=other).invoke, "x")
+    assert error.param == "tool_choice"
 
 
 run("langchain-openai")

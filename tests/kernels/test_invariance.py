@@ -178,18 +178,26 @@ def test_attention_over_several_spans(heads: tuple[int, int], head_dim: int, win
     native.set_num_threads(1)
     whole = attend(*qkv, [length], 16, window, cache_dtype=cache_dtype, sinks=sinks)
     assert bool(whole.isfinite().all())
-    for threads in (1, 2, 5):
+    for threads, chunks, block_size, beside in (
+        (2, [length], 16, 0),
+        (1, [250, 17, 300, 30, 1, 1, 1], 16, 0),
+        (5, [250, 17, 300, 30, 1, 1, 1], 16, 0),
+        (1, [300, 1, 299], 24, 3),
+        (2, [300, 1, 299], 24, 3),
+        (5, [511, 1, 88], 5, 0),
+    ):
         native.set_num_threads(threads)
-        for chunks, block_size, beside in (
-            ([length], 16, 0),
-            ([250, 17, 300, 30, 1, 1, 1], 16, 0),
-            ([300, 1, 299], 24, 3),
-            ([511, 1, 88], 5, 0),
-        ):
-            found = attend(*qkv, chunks, block_size, window, beside=beside, cache_dtype=cache_dtype, sinks=sinks)
-            assert same_bits(found, whole), (threads, chunks)
+        found = attend(*qkv, chunks, block_size, window, beside=beside, cache_dtype=cache_dtype, sinks=sinks)
+        assert same_bits(found, whole), (threads, chunks)
 
 
+CUTS = (
+    (1, [250, 17, 300, 30, 1, 1, 1], 16, 3),
+    (3, [250, 17, 300, 30, 1, 1, 1], 16, 3),
+    (1, [99, 1, 1, 199, 300], 24, 0),
+    (3, [512, 88], 5, 1),
+)
+"""Threads, chunks of 600 tokens, tokens of a block, requests beside."""
 MASKS: dict[str, dict[str, Any]] = {
     "chunk": {"local": 100},
     "chunk of spans": {"local": 256},
@@ -211,11 +219,10 @@ def test_masks_over_several_spans(mask: dict[str, Any], cache_dtype: torch.dtype
     native.set_num_threads(1)
     whole = attend(*qkv, [length], 16, cache_dtype=cache_dtype, **mask)
     assert whole.shape == (length, 6, 20) and bool(whole.isfinite().all())
-    for threads in (1, 3):
+    for threads, chunks, block_size, beside in CUTS:
         native.set_num_threads(threads)
-        for chunks, block_size, beside in (([250, 17, 300, 30, 1, 1, 1], 16, 3), ([99, 1, 1, 199, 300], 24, 0), ([512, 88], 5, 1)):
-            found = attend(*qkv, chunks, block_size, beside=beside, cache_dtype=cache_dtype, **mask)
-            assert same_bits(found, whole), (threads, chunks)
+        found = attend(*qkv, chunks, block_size, beside=beside, cache_dtype=cache_dtype, **mask)
+        assert same_bits(found, whole), (threads, chunks)
 
 
 @pytest.mark.parametrize("cache_dtype", CACHE_DTYPES[:-1], ids=str)
@@ -230,11 +237,10 @@ def test_one_cache_over_several_spans(heads: tuple[int, int], cache_dtype: torch
     whole = attend(*qkv, [length], 16, cache_dtype=cache_dtype, shared=True)
     assert bool(whole.isfinite().all())
     assert same_bits(attend(*qkv, [length], 16, cache_dtype=cache_dtype), whole)
-    for threads in (1, 3):
+    for threads, chunks, block_size, beside in CUTS:
         native.set_num_threads(threads)
-        for chunks, block_size, beside in (([250, 17, 300, 30, 1, 1, 1], 16, 3), ([99, 1, 1, 199, 300], 24, 0), ([512, 88], 5, 1)):
-            found = attend(*qkv, chunks, block_size, beside=beside, cache_dtype=cache_dtype, shared=True)
-            assert same_bits(found, whole), (threads, chunks)
+        found = attend(*qkv, chunks, block_size, beside=beside, cache_dtype=cache_dtype, shared=True)
+        assert same_bits(found, whole), (threads, chunks)
 
 
 @pytest.mark.usefixtures("restored_threads")

@@ -107,11 +107,12 @@ def test_symbols_know_their_shape() -> None:
 
 
 Calls = list[tuple[int, list[int], bool]]
-CALLS = st.lists(st.tuples(st.integers(1, 300), st.lists(st.integers(0, 8), max_size=3), st.booleans()), min_size=1, max_size=25)
+WIDTHS = st.sampled_from((3, 16, 40)) | st.integers(1, 300)
+CALLS = st.lists(st.tuples(WIDTHS, st.lists(st.integers(0, 8), max_size=3), st.booleans()), min_size=1, max_size=25)
 """Of each call the width of its result, how many results back its arguments were made, and whether it is by row."""
 
 
-@settings(max_examples=100)
+@settings(max_examples=300)
 @given(CALLS, st.integers(1, 4), st.integers(1, 9))
 def test_no_buffer_is_written_over_before_its_last_use(calls: Calls, block_rows: int, rows: int) -> None:
     """Instructions are run as a program runs them, block by block in stretches; each byte of the arena knows whose it is."""
@@ -175,6 +176,20 @@ def test_blocks_of_rows_change_nothing(rows: int, monkeypatch: pytest.MonkeyPatc
         assert same_bits(program.run(rows, [x.data_ptr()]), layers(x))
     assert [len(seconds) for seconds in timed] == [len(program.instructions)] and min(timed[0]) > 0
     assert program.row_bytes < 4 * (3 * 32 + 96)  # what only passes from one to the next holds a block
+
+
+def test_rows_take_the_place_of_rows_that_are_read_no_more() -> None:
+    """Two buffers of all rows, one read and the other written by one stretch, where the rows are equally long."""
+
+    def row_bytes(width: int) -> int:
+        recorder = new_recorder()
+        made = [recorder.new(torch.float32, size) for size in (16, 32, width, 16)]
+        for at, by_row in enumerate((False, True, True, False)):
+            recorder.add("op", made[at - 1 : at], [made[at]], lambda program, at: None, by_row=by_row)
+        return plan_arena(recorder.instructions, [made[-1]]).row_bytes
+
+    assert row_bytes(16) == 2 * 64  # the first and the third; the second holds a block
+    assert row_bytes(48) == 64 + 192
 
 
 def test_stretches_are_checked() -> None:

@@ -54,7 +54,8 @@ def models(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Models:
 @pytest.mark.parametrize(("provider", "block_size"), [("reference", 4), ("native", 4), ("native", 16)])
 def test_any_chunking_gives_the_logits_of_transformers(family: Family, models: Models, provider: str, block_size: int) -> None:
     expected = oracle_logits(family)[0]
-    for chunks in ([NUM_TOKENS], [5, 1, 7, 2, 3], [1]):
+    # Of the others, the mixed batches below take steps of single tokens.
+    for chunks in ([NUM_TOKENS], [5, 1, 7, 2, 3], *([[1]] if (provider, block_size) == ("native", 4) else ())):
         logits = Harness(models(provider, "float32"), block_size).run(token_ids()[0].tolist(), chunks)
         torch.testing.assert_close(logits, expected, atol=TOLERANCE, rtol=0)
 
@@ -104,10 +105,13 @@ def test_logits_are_the_same_bits_alone_and_in_company(family: Family, models: M
     assert torch.equal(torch.cat(a.logits), alone)
 
 
-@pytest.mark.parametrize("provider", ["reference", "native"])
-def test_requests_go_on_from_a_cached_prefix_at_each_boundary(family: Family, models: Models, provider: str) -> None:
-    """And begin anew once it is evicted. Aligned states are kept where steps end: here on each boundary."""
-    for snapshots in (SnapshotMode.ALIGN, SnapshotMode.ALL) if family in HYBRIDS else (SnapshotMode.ALIGN,):
+def test_requests_go_on_from_a_cached_prefix_at_each_boundary(family: Family, models: Models) -> None:
+    """And begin anew once it is evicted. Aligned states are kept where steps end: here on each boundary. To attention such a step is one
+    of the chunks above, whoever computes it; states are kept by the operations themselves, so there the reference must do it, too."""
+    ways = [("native", SnapshotMode.ALIGN)]
+    if family in HYBRIDS:
+        ways += [("native", SnapshotMode.ALL), ("reference", SnapshotMode.ALIGN), ("reference", SnapshotMode.ALL)]
+    for provider, snapshots in ways:
         _go_on(family, Harness(models(provider, "float32"), 4, snapshots=snapshots, interval=4), snapshots)
 
 

@@ -140,12 +140,12 @@ void check_unpacked(const Packed& packed) {
     }
 }
 
-// Multiples of 1/64 of which every run of 32 has one of 127: int8 codes hold them exactly, and so does bfloat16.
+// Multiples of 1/64 with one of 127 among every 16 elements: int8 codes hold them exactly, and so does bfloat16.
 template <class T>
 Buffer<T> exact_rows(Random& random, std::int64_t rows, std::int64_t width, std::int64_t stride) {
     Buffer<T> x((rows - 1) * stride + width);
     for (std::int64_t i = 0; i < x.size(); ++i) {
-        const bool last_of_run = i % stride % 32 == 31 || i % stride == width - 1;
+        const bool last_of_run = i % stride % 16 == 15 || i % stride == width - 1;
         x[i] = from_float<T>((last_of_run ? (random.below(2) ? 127.0f : -127.0f) : static_cast<float>(random.below(255) - 127)) / 64);
     }
     return x;

@@ -66,8 +66,15 @@ def assert_same_bits(found: list[Tensor], expected: list[Tensor]) -> None:
         assert x.dtype == y.dtype and torch.equal(x.contiguous().view(torch.uint8), y.contiguous().view(torch.uint8))
 
 
-@pytest.mark.parametrize("block_size", [4, 16])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "block_size"),
+    [
+        ("float32", 16),
+        ("bfloat16", 4),
+        pytest.param("float32", 4, marks=pytest.mark.slow),
+        pytest.param("bfloat16", 16, marks=pytest.mark.slow),
+    ],
+)
 def test_a_program_gives_the_bits_of_eager_steps(family: Family, directory: Path, dtype: str, block_size: int) -> None:
     loaded = load(directory, dtype, family.max_model_len)
     eager = mixed_steps(Harness(loaded, block_size))

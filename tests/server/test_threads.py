@@ -111,6 +111,21 @@ def test_ollama_9632_and_5796_content_streams_though_tools_are_offered() -> None
     assert "".join(pieces) == "One two" and len(pieces) > 1
 
 
+def test_ollama_12557_streamed_calls_are_whole_and_those_of_the_whole_answer() -> None:
+    async def body(h: Harness) -> tuple[Any, list[Any]]:
+        request = {"messages": USER, "tools": TOOLS}
+        whole = await h.http.post("/api/chat", json={**request, "stream": False})
+        streamed = await h.http.post("/api/chat", json=request)
+        return whole.json(), [json.loads(line) for line in streamed.text.splitlines()]
+
+    whole, lines = with_harness(body, FakeCore(say("</think>So." + CALL + CALL)), parsers=PARSERS)
+    calls = [call["function"] for line in lines for call in line["message"].get("tool_calls", [])]
+    assert len(calls) == 2 and calls == [call["function"] for call in whole["message"]["tool_calls"]]
+    assert "".join(line["message"]["content"] for line in lines) == whole["message"]["content"]
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+    assert lines[-1]["done_reason"] == whole["done_reason"]
+
+
 def test_ollama_4357_every_answer_says_why_it_ended() -> None:
     for text, limit, expected in (("</think>" + CALL, 400, "tool_calls"), ("</think>a", 400, "stop"), ("</think>abc", 10, "length")):
         assert both(text, tools=TOOLS, max_tokens=limit)["finish_reason"] == expected

@@ -16,6 +16,7 @@ from canter.core.structured_outputs import StructuredOutputsConfig, StructuredOu
 from canter.core.vocabulary import Vocabulary
 from canter.structured import compiler as compiler_module
 from canter.structured.compiler import GrammarCompiler
+from canter.structured.guidance import _shorten
 
 SIZE = 200
 EOS = 2
@@ -147,6 +148,11 @@ def test_refused_with_the_place(compiler: GrammarCompiler, wanted: dict[str, Any
         asyncio.run(compiler.check(StructuredOutputsParams(**wanted)))
     assert message in str(caught.value)
     assert caught.value.param == f"structured_outputs.{next(iter(wanted))}"
+
+
+def test_a_panic_of_the_library_is_told_without_its_stack() -> None:
+    """Such as its own on `root ::= ([èa] | "é" | [éèb])*` with more of the kind."""
+    assert _shorten("panic: called `Option::unwrap()`\n<backtrace>\n  0: <unknown>") == "panic: called `Option::unwrap()`"
 
 
 def nested(levels: int) -> dict[str, Any]:

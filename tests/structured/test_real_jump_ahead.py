@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,21 +27,37 @@ FORCED = [
 ]
 
 
-def answers(greedy: bool, **changes: Any) -> tuple[list[Any], int]:
+@pytest.fixture(scope="module")
+def jumping() -> Iterator[LLM]:
+    with LLM(num_threads=1) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def stepping() -> Iterator[LLM]:
+    with LLM(num_threads=1, structured_outputs_config={"disable_jump_forward": True}) as llm:
+        yield llm
+
+
+def answers(llm: LLM, greedy: bool) -> tuple[list[Any], int]:
     """Everything that the outputs say; and the tokens that took no step of their own."""
-    with LLM(num_threads=1, **changes) as llm:
-        params = [
-            SamplingParams(temperature=0.0 if greedy else 1.0, seed=i, max_tokens=80, structured_outputs=wanted, **({} if greedy else more))
-            for i, (wanted, more) in enumerate(FORCED)
-        ]
-        found = llm.generate(["Write: "] * len(params), params, use_tqdm=False)
-        said = [
-            (o.text, o.token_ids, o.finish_reason, o.stop_reason, [_shown(at) for at in o.logprobs or ()])
-            for request in found
-            for o in request.outputs
-        ]
-        [saved] = [int(metric.value) for metric in llm.get_metrics() if metric.name == "canter:jump_ahead_tokens"]
-        return said, saved
+    before = _saved(llm)
+    params = [
+        SamplingParams(temperature=0.0 if greedy else 1.0, seed=i, max_tokens=80, structured_outputs=wanted, **({} if greedy else more))
+        for i, (wanted, more) in enumerate(FORCED)
+    ]
+    found = llm.generate(["Write: "] * len(params), params, use_tqdm=False)
+    said = [
+        (o.text, o.token_ids, o.finish_reason, o.stop_reason, [_shown(at) for at in o.logprobs or ()])
+        for request in found
+        for o in request.outputs
+    ]
+    return said, _saved(llm) - before
+
+
+def _saved(llm: LLM) -> int:
+    [saved] = [int(metric.value) for metric in llm.get_metrics() if metric.name == "canter:jump_ahead_tokens"]
+    return saved
 
 
 def _shown(position: PositionLogprobs) -> dict[int, tuple[int | None, float]]:
@@ -48,18 +65,17 @@ def _shown(position: PositionLogprobs) -> dict[int, tuple[int | None, float]]:
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-def test_the_same_answers_with_fewer_steps(greedy: bool) -> None:
-    expected, none = answers(greedy, structured_outputs_config={"disable_jump_forward": True})
-    found, saved = answers(greedy)
+def test_the_same_answers_with_fewer_steps(jumping: LLM, stepping: LLM, greedy: bool) -> None:
+    expected, none = answers(stepping, greedy)
+    found, saved = answers(jumping, greedy)
     assert found == expected
     assert none == 0 and saved > 20
     assert not greedy or json.loads(found[1][0])["street_address"]["house_number"] > 0
 
 
-def test_each_of_n_obeys_by_itself() -> None:
-    with LLM(num_threads=1) as llm:
-        params = SamplingParams(n=6, temperature=1.5, seed=1, max_tokens=80, structured_outputs=StructuredOutputsParams(json=PERSON))
-        [answer] = llm.generate(["Write: "], params, use_tqdm=False)
+def test_each_of_n_obeys_by_itself(jumping: LLM) -> None:
+    params = SamplingParams(n=6, temperature=1.5, seed=1, max_tokens=80, structured_outputs=StructuredOutputsParams(json=PERSON))
+    [answer] = jumping.generate(["Write: "], params, use_tqdm=False)
     whole = [json.loads(output.text) for output in answer.outputs if output.finish_reason == "stop"]
     assert len({output.text for output in answer.outputs}) == 6 and len(whole) >= 3
     assert all(set(value) == set(PERSON["properties"]) for value in whole)

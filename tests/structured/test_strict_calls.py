@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from canter.core.errors import InvalidRequestError
-from canter.core.grammar import Matcher, mask_width
+from canter.core.grammar import Grammar, Matcher, mask_width
 from canter.server.tools import strict_calls
 from canter.structured.compiler import GrammarCompiler
 from canter.text.parsing.answer import ReadAnswer, gather
@@ -102,10 +102,10 @@ class Bench:
         text = self.tokenizer.decode(token_ids, skip_special_tokens=False)
         return gather([*parser.feed(text, token_ids), *parser.finish()])
 
-    def matcher(self, options: ParseOptions) -> Matcher:
+    def grammar(self, options: ParseOptions) -> Grammar:
         wanted = strict_calls(self.format, options)
         assert wanted is not None
-        return self.compiler.get(wanted).matcher()
+        return self.compiler.get(wanted)
 
     def turns(self, options: ParseOptions) -> list[list[list[int]]]:
         """What random tokens would hardly ever come to: what calls begin with, and all the texts around them."""
@@ -116,10 +116,9 @@ class Bench:
             for texts in ({*openings(tag)}, {*said(tag), '"'})
         ]
 
-    def walk(self, rng: random.Random, options: ParseOptions) -> list[int]:
+    def walk(self, rng: random.Random, matcher: Matcher, turns: list[list[list[int]]]) -> list[int]:
         """An output that the grammar lets through, with a call now and then."""
-        matcher = self.matcher(options)
-        beginnings, turns = self.turns(options)
+        beginnings, around = turns
         mask = np.zeros(mask_width(self.size), np.int32)
         output: list[int] = []
         for step in range(3000):
@@ -129,7 +128,7 @@ class Bench:
                 break
             runs = [[rng.choice(allowed)]]
             if rng.random() < 0.4:
-                runs = [rng.choice(beginnings), *rng.sample(turns, min(len(turns), 12)), *runs]
+                runs = [rng.choice(beginnings), *rng.sample(around, min(len(around), 12)), *runs]
             for run in runs:
                 taken = matcher.accept(run)
                 if taken == len(run):
@@ -147,15 +146,18 @@ def bench(name: str) -> Bench:
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("parallel", [True, False])
-def test_every_call_that_may_be_written_is_read_and_obeys(name: str, parallel: bool) -> None:
+@pytest.mark.parametrize("walks", [20, pytest.param(100, marks=pytest.mark.slow)])
+def test_every_call_that_may_be_written_is_read_and_obeys(name: str, parallel: bool, walks: int) -> None:
     rng, at = random.Random(1), bench(name)
+    options = at.options(parallel=parallel)
+    grammar, turns = at.grammar(options), at.turns(options)
     counts = []
-    for _ in range(60):
-        answer = at.read(at.walk(rng, at.options(parallel=parallel)), at.options(parallel=parallel))
+    for _ in range(walks):
+        answer = at.read(at.walk(rng, grammar.matcher(), turns), options)
         counts.append(len(answer.calls))
         for call in answer.calls:
             assert call.complete and obeys(json.loads(call.arguments), call.name), call
-    assert sum(counts) > 15 and 0 in counts
+    assert sum(counts) > walks // 4 and 0 in counts
     assert max(counts) > 1 if parallel else max(counts) == 1
 
 
@@ -176,7 +178,7 @@ def test_free_text_stays_free(name: str) -> None:
 
 def taken(name: str, text: str, tools: tuple[Tool, ...]) -> bool:
     at = bench(name)
-    matcher = at.matcher(at.options(tools))
+    matcher = at.grammar(at.options(tools)).matcher()
     ids = at.tokenizer.encode(text, add_special_tokens=False)
     return matcher.accept(ids) == len(ids) and matcher.may_end
 

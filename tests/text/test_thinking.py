@@ -83,3 +83,22 @@ def test_parameters_get_the_ids_only_with_a_budget(thinker: Tokenizer) -> None:
     for vocab_size, found in ((5, None), (4, markers)):
         with pytest.raises(InvalidRequestError, match="thinking_token_budget"):
             finish_params(SamplingParams(thinking_token_budget=5), thinker, {}, vocab_size, found)
+
+
+def test_a_budget_needs_one_kind_of_thought() -> None:
+    """K2 Horizon's efforts: a thought of another kind than the one that is counted would go on without end, and nobody would know."""
+    horizon = tiny_tokenizer(("<ifm|think>", "</ifm|think>", "<ifm|think_fast>", "</ifm|think_fast>"))
+    vocab_size = 1 + max(horizon.added_token_ids)
+    with pytest.raises(InvalidRequestError, match="and this model has 2,") as caught:
+        finish_params(SamplingParams(thinking_token_budget=5), horizon, {}, vocab_size, find_markers(horizon, {}))
+    assert caught.value.param == "thinking_token_budget"
+    assert finish_params(SamplingParams(), horizon, {}, vocab_size, find_markers(horizon, {})).thinking_end_ids == []
+    named = find_markers(horizon, {"reasoning_start_str": "<ifm|think_fast>", "reasoning_end_str": "</ifm|think_fast>"})
+    counted = finish_params(SamplingParams(thinking_token_budget=5), horizon, {}, vocab_size, named)
+    assert counted.thinking_end_ids == [horizon.token_to_id("</ifm|think_fast>")]
+
+
+def test_a_budget_with_markers_of_several_tokens() -> None:
+    k3 = tiny_tokenizer(("<|open|>", "<|close|>", "<|sep|>"))
+    counted = finish_params(SamplingParams(thinking_token_budget=5), k3, {}, 10**6, find_markers(k3, {}))
+    assert k3.decode(counted.thinking_end_ids, skip_special_tokens=False) == "<|close|>think<|sep|>"

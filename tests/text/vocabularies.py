@@ -11,6 +11,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from canter.checkpoint.gguf_reader import Metadata
 from canter.text.gguf_tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, build_gguf_tokenizer
 from canter.text.tokenizer import Tokenizer as CanterTokenizer
 from tests.text.corpus import lines
@@ -97,7 +98,7 @@ def spm_metadata(model: bytes, **more: Any) -> dict[str, Any]:
 
 
 def build(metadata: dict[str, Any]) -> CanterTokenizer:
-    return CanterTokenizer(build_gguf_tokenizer(metadata, "test.gguf"))
+    return CanterTokenizer(build_gguf_tokenizer(Metadata(metadata), "test.gguf"))
 
 
 @cache

@@ -75,6 +75,10 @@ RECURRENT_SHAPES = (
 """Ops of recurrent layers, on the shapes of published models of about 130M (Mamba, Mamba-2) and 0.5B (gated delta), LFM2's
 convolution, lightning attention and Kimi's delta rule. They are timed as instructions of a step program."""
 
+LATENT_HEADS, LATENT_ROW, LATENT_VALUE = 16, 576, 512
+"""Attention over one cache, as DeepSeek-V2-Lite has it: a token's row is a latent of 512, its value for all heads, and behind that 64
+elements more of their key."""
+
 FAMILY_OPS = (
     "known_ids",
     "layer_norm",
@@ -239,6 +243,8 @@ def cases(
                     yield lambda c=count, op=op, a=attention: attention_case(op, c, a, context_len, dtype)  # type: ignore[misc]
         for attention in masked(attentions[0]) if "paged_attention" in ops else ():
             yield lambda c=count, a=attention: attention_case("paged_attention", c, a, context_len, dtype)  # type: ignore[misc]
+        if "paged_attention" in ops:
+            yield lambda c=count: latent_case(c, context_len, dtype)  # type: ignore[misc]
 
 
 def masked(a: AttentionArgs) -> list[AttentionArgs]:
@@ -421,8 +427,8 @@ def family_case(op: str, rows: int, args: DecoderArgs, dtype: torch.dtype) -> Ca
 
 
 def attention_case(op: str, rows: int, a: AttentionArgs, context_len: int, dtype: torch.dtype) -> Case:
-    """Up to 64 rows are a token each of as many requests; more are one prompt. Of a prompt in sight, half of a request's tokens are."""
-    requests = [(1, context_len)] * rows if rows <= MOST_HEAD_ROWS else [(rows, rows)]
+    """Of a prompt in sight, half of a request's tokens are."""
+    requests = queries_and_positions(rows, context_len)
     prompt = requests[0][1] // 2 if a.sees_prompt else 0
 
     def keys(position: int) -> int:
@@ -456,6 +462,26 @@ def attention_case(op: str, rows: int, a: AttentionArgs, context_len: int, dtype
     assert a.rope is not None
     table_ = torch.rand(max(rows, 2), a.rope.dim)
     return Case(op, shape, rows, type_name(dtype), [(q, k, torch.arange(rows), table_, a.rope.dim)], 2 * (q.nbytes + k.nbytes))
+
+
+def latent_case(rows: int, context_len: int, dtype: torch.dtype) -> Case:
+    """Attention over one cache: a key is read once, for all heads and as a value too."""
+    requests = queries_and_positions(rows, context_len)
+    heads, width, value_dim = LATENT_HEADS, LATENT_ROW, LATENT_VALUE
+    rng = torch.Generator().manual_seed(0)
+    moved = (sum(length for _, length in requests) * width + rows * heads * (width + value_dim)) * dtype.itemsize
+    calls = [
+        inputs.attention_case(rng, dtype, requests=requests, heads=(heads, 1), head_dim=width, value_dim=value_dim, shared=True)
+        for _ in range(min(copies(moved), 64))
+    ]
+    pairs = sum(length for _, length in requests) if rows <= MOST_HEAD_ROWS else rows * (rows + 1) // 2
+    shape = f"{heads} heads over latents of {value_dim} + {width - value_dim}, {requests[0][1]} tokens"
+    return Case("paged_attention", shape, rows, type_name(dtype), calls, moved, 2 * heads * (width + value_dim) * pairs)
+
+
+def queries_and_positions(rows: int, context_len: int) -> list[tuple[int, int]]:
+    """Of each request: up to 64 rows are a token each of as many requests; more are one prompt."""
+    return [(1, context_len)] * rows if rows <= MOST_HEAD_ROWS else [(rows, rows)]
 
 
 def recurrent_case(op: str, shape: str, rows: int, dtype: torch.dtype) -> Case:
