@@ -25,7 +25,7 @@ from canter.structured.xgrammar_process import Worker, WorkerLost, WorkerProcess
 MAX_ENDS = 2
 """So often may a worker end of itself while it is at a grammar."""
 MAX_TRIES = 8
-FREE_SECONDS = 0.01
+FREE_SECONDS = 0.025
 """Of the processor for each visit: what a grammar takes beyond that on average is counted,"""
 BUDGET_SECONDS = 1.0
 """up to so much."""
