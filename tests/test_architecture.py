@@ -40,6 +40,7 @@ CONFINED = {
     "uvicorn": ("canter.server",),
     "opentelemetry": ("canter.server.tracing",),
     "llguidance": ("canter.structured",),
+    "xgrammar": ("canter.structured.xgrammar_worker",),
     "canter._native": ("canter.kernels.native",),
 }
 """Library -> the only modules (with what is below them) that may import it."""
@@ -58,6 +59,7 @@ LAZY_FACTORIES = {
     "canter.models.registry": {"get_model_class"},
     "canter.server.tracing": {"load_sdk"},
     "canter.structured.compiler": {"load_backend"},
+    "canter.structured.xgrammar_worker": {"load_library"},
 }
 """Module -> functions that may import: they load what only some processes need."""
 

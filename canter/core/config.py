@@ -109,8 +109,9 @@ class EngineArgs:
     )
     structured_outputs_config: dict[str, Any] = arg(
         dict,
-        "JSON object: backend (auto or guidance), enable_in_reasoning (constrain thoughts, too), disable_jump_forward (a step for each "
-        "token, forced or not), and, for every request, disable_any_whitespace and disable_additional_properties.",
+        "JSON object: backend (auto or guidance: llguidance; xgrammar: that, with llguidance for what it doesn't take; needs the extra "
+        "xgrammar), enable_in_reasoning (constrain thoughts, too), disable_jump_forward (a step for each token, forced or not), and, for "
+        "every request, disable_any_whitespace and disable_additional_properties.",
         group="model",
     )
     logits_processors: list[str] = arg(

@@ -57,12 +57,18 @@ class Grammar(Protocol):
         """A matcher at the start of an output."""
         ...
 
+    @property
+    def error(self) -> str | None:
+        """Why no matcher of this grammar can go on any more; None while they can."""
+        ...
+
 
 class Grammars(Protocol):
     """What the engine asks of the compiler of grammars."""
 
     def get(self, params: StructuredOutputsParams) -> Grammar:
-        """The compiled constraint, from the cache or made now. Raises `InvalidRequestError`."""
+        """The compiled constraint, from the cache or made now. For use within a step, where nothing may be raised: what can't be
+        compiled comes as a grammar whose matchers say why."""
         ...
 
     def submit(self, params: StructuredOutputsParams) -> Future[Grammar]:
@@ -78,5 +84,5 @@ class Grammars(Protocol):
         ...
 
     def shutdown(self) -> None:
-        """Compile nothing more; doesn't wait."""
+        """Compile nothing more, and end the processes that do; doesn't wait for what is being compiled."""
         ...

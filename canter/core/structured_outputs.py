@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from typing import Any
 
 import msgspec
@@ -22,12 +23,7 @@ MAX_THOUGHT_TOKENS = 32
 MAX_THOUGHTS = 8
 """Pairs of markers beside the first."""
 
-BACKENDS = ("auto", "guidance")
-UNFIT = {
-    "xgrammar": "nothing bounds the time that it takes to compile or to fill a mask, so that one request's grammar could hold up all "
-    "others, and it ignores much of JSON Schema. guidance takes the same constraints, its EBNF and structural tags included."
-}
-"""Backends that vLLM has and Canter doesn't, and why."""
+BACKENDS = ("auto", "guidance", "xgrammar")
 CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 THOUGHTS = ("thought_start_ids", "thought_end_ids", "other_thoughts", "in_thought")
 """Fields of whoever knows the model, not of users."""
@@ -182,13 +178,18 @@ def _check_nesting(value: object, name: str) -> None:
 class StructuredOutputsConfig(msgspec.Struct, kw_only=True, frozen=True):
     """How a server serves constraints: `--structured-outputs-config`, names as in vLLM. The `disable_` switches hold for every
     request; `enable_in_reasoning` constrains thoughts, too. `disable_jump_forward`: a step for each token, also where a grammar leaves
-    no choice (the name is SGLang's; tokens are the same either way)."""
+    no choice (the name is SGLang's; tokens are the same either way), as with the backend xgrammar always."""
 
     backend: str = "auto"
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
     enable_in_reasoning: bool = False
     disable_jump_forward: bool = False
+
+    @property
+    def jumps_forward(self) -> bool:
+        """xgrammar isn't asked what is forced: that would be a way to its process and back for each token."""
+        return not self.disable_jump_forward and self.backend != "xgrammar"
 
     @classmethod
     def parse(cls, value: object) -> StructuredOutputsConfig:
@@ -200,11 +201,14 @@ class StructuredOutputsConfig(msgspec.Struct, kw_only=True, frozen=True):
         unknown = sorted(set(value if isinstance(value, dict) else ()) - set(cls.__struct_fields__))
         if unknown:
             raise ConfigError(f"structured_outputs_config has no {unknown[0]!r}. It has: {', '.join(cls.__struct_fields__)}.")
-        if config.backend in UNFIT:
-            raise ConfigError(f"structured_outputs_config.backend {config.backend!r} is not served: {UNFIT[config.backend]} Leave it out.")
         if config.backend not in BACKENDS:
             raise ConfigError(
                 f"structured_outputs_config.backend must be one of {', '.join(BACKENDS)} (guidance is llguidance, what auto takes), "
                 f"got {config.backend!r}."
+            )
+        if config.backend == "xgrammar" and find_spec("xgrammar") is None:
+            raise ConfigError(
+                "structured_outputs_config.backend xgrammar needs its package: install it with pip install 'canter[xgrammar]', or leave "
+                "the backend out for llguidance."
             )
         return config

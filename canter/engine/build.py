@@ -86,6 +86,7 @@ def build_engine(args: EngineArgs, on_phase: OnPhase | None = None, device: Devi
         runner = _build_runner(config, loaded, layout, size, device, plugins, timeline, grammars)
     with phases("warm-up"):
         runner.warm_up()
+    grammars.start()
     scheduler = Scheduler(
         layout,
         size.num_blocks,
@@ -104,7 +105,7 @@ def build_engine(args: EngineArgs, on_phase: OnPhase | None = None, device: Devi
     info = _describe(config, loaded.vocab_size, size, phases.seconds, runner.eager_reason)
     depth = PIPELINE_DEPTH if config.async_scheduling else 1
     stepper: Runner = runner
-    if layout.can_roll_back and not StructuredOutputsConfig.parse(args.structured_outputs_config).disable_jump_forward:
+    if layout.can_roll_back and StructuredOutputsConfig.parse(args.structured_outputs_config).jumps_forward:
         stepper = ForcedTokens(runner, grammars, loaded.vocab_size)
     return EngineCore(scheduler, stepper, info, depth, check_params=partial(check_arguments, plugins), timeline=timeline, grammars=grammars)
 

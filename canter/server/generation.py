@@ -118,7 +118,7 @@ class Generation:
         self._args = args
         self._on_calls_read = on_calls_read
         self._grammars = StructuredOutputsConfig.parse(args.structured_outputs_config)
-        self._compiler = GrammarCompiler(self._vocabulary, self._grammars)
+        self._compiler = GrammarCompiler(self._vocabulary, self._grammars, checks_only=True)
 
     @property
     def info(self) -> EngineInfo:

@@ -36,13 +36,18 @@ def is_ebnf(text: str) -> bool:
 
 def ebnf_to_lark(text: str) -> str:
     """The same grammar in Lark. Raises `InvalidRequestError` with line and column."""
+    return _Writer(read_ebnf(text)).write()
+
+
+def read_ebnf(text: str) -> dict[str, Node]:
+    """The rules of a grammar, `root` among them. Raises `InvalidRequestError` with line and column."""
     rules = _Reader(text).read()
     for node in (node for body in rules.values() for node in body.nodes() if node.kind == "ref"):
         if node.value not in rules:
             raise _error(text, node.at, f"there is no rule {node.value!r}")
     if "root" not in rules:
         raise _error(text, 0, "there is no rule 'root', which is where an output begins")
-    return _Writer(rules).write()
+    return rules
 
 
 class _Reader:

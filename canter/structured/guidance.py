@@ -92,7 +92,8 @@ class GuidanceMatcher:
             raise RuntimeError(f"the grammar could not take {count} tokens back: {self.error}")
 
     def forced(self) -> list[int]:
-        return list(self.inner.compute_ff_tokens())
+        # Where the output may end, a token that ends it may come, too.
+        return [] if self.may_end else list(self.inner.compute_ff_tokens())
 
     @property
     def may_end(self) -> bool:
@@ -105,6 +106,8 @@ class GuidanceMatcher:
 
 class GuidanceGrammar:
     """A `core.grammar.Grammar`: a started matcher, of which every request gets a copy."""
+
+    error: str | None = None
 
     def __init__(self, first: LLMatcher, width: int) -> None:
         self._first = first
@@ -146,6 +149,9 @@ class GuidanceBackend:
             return
         for matcher, line in matchers:
             matcher.fill(masks[line])
+
+    def shutdown(self) -> None:
+        """Nothing runs beside its callers."""
 
     def _start(self, grammar: str) -> LLMatcher:
         """A matcher that has computed its first mask: some faults of a grammar show only then."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from canter.core import structured_outputs
 from canter.core.errors import ConfigError, InvalidRequestError
 from canter.core.grammar import Matcher, mask_width
 from canter.core.structured_outputs import StructuredOutputsConfig, StructuredOutputsParams
@@ -181,11 +182,26 @@ def test_params_take_what_fits() -> None:
 
 def test_config() -> None:
     assert StructuredOutputsConfig.parse({"backend": "guidance"}).backend == "guidance"
-    with pytest.raises(ConfigError, match="'xgrammar' is not served: nothing bounds the time"):
-        StructuredOutputsConfig.parse({"backend": "xgrammar"})
     for value in ({"backend": "outlines"}, {"nope": 1}, {"backend": 1}, []):
         with pytest.raises(ConfigError):
             StructuredOutputsConfig.parse(value)
+
+
+def test_a_backend_whose_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structured_outputs, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'canter\[xgrammar\]'"):
+        StructuredOutputsConfig.parse({"backend": "xgrammar"})
+    monkeypatch.setattr(structured_outputs, "find_spec", lambda name: object())
+    assert StructuredOutputsConfig.parse({"backend": "xgrammar"}).jumps_forward is False
+
+
+def test_where_nothing_may_be_raised_a_matcher_says_what_is_wrong(compiler: GrammarCompiler) -> None:
+    good = compiler.get(StructuredOutputsParams(regex="ab")).matcher()
+    bad = compiler.get(StructuredOutputsParams(regex="a(b")).matcher()
+    assert "unclosed group" in (bad.error or "") and bad.accept(encode("a")) == 0 and bad.forced() == [] and not bad.may_end
+    masks = np.full((2, mask_width(SIZE)), -1, np.int32)
+    compiler.fill([(bad, 0), (good, 1)], masks)
+    assert not masks[0].any() and masks[1].any()
 
 
 def test_rollback_and_forced_tokens(compiler: GrammarCompiler) -> None:

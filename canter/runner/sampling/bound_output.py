@@ -125,7 +125,7 @@ class BoundOutput:
         if progress.phase is not Phase.BOUND:
             return ()
         if progress.place == len(progress.run):
-            progress.run, progress.place = () if self.matcher.may_end else self.matcher.forced(), 0
+            progress.run, progress.place = self.matcher.forced(), 0
         return progress.run[progress.place : progress.place + most]
 
     def fill_forced(self, mask: MaskArray) -> bool:

@@ -17,6 +17,7 @@ from canter.core.errors import InvalidRequestError
 from canter.core.grammar import Grammars, MaskArray, mask_width
 from canter.core.plan import RowError
 from canter.core.sampling_params import SamplingParams
+from canter.core.structured_outputs import PARAM
 from canter.runner.sampling.bound_output import BoundOutput, BoundOutputs, Phase
 from canter.runner.sampling.rows import IntArray, upload
 from canter.runner.sampling.states import Feature, RowStates, SampleBatch
@@ -101,7 +102,8 @@ class GrammarMasks:
             for line, output in lines:
                 output.take(token_ids[line, : int(counts[line])].tolist())
                 if output.progress.phase is Phase.LOST and output.error is None:
-                    output.error = RowError("The output has left its grammar.")
+                    fault = output.matcher.error
+                    output.error = RowError("The output has left its grammar.") if fault is None else _fault(fault)
 
     def _masks(self, batch: SampleBatch, index: IntArray) -> MaskArray:
         """The masks of logits `index` of a batch: [N, W]."""
@@ -134,7 +136,7 @@ class GrammarMasks:
             self.grammars.fill([(output.matcher, line) for line, output in bound], masks)
         for line, output in outputs:
             if output.is_bound and (fault := output.matcher.error) is not None:
-                output.error = RowError(f"structured_outputs: the grammar can't go on: {fault}", InvalidRequestError.__name__)
+                output.error = _fault(fault)
                 output.progress.phase = Phase.LOST
             if output.is_bound:
                 output.finish_mask(masks[line])
@@ -152,3 +154,7 @@ class GrammarMasks:
         if output.error is None:
             output.matcher.rollback(taken)
             output.progress = now
+
+
+def _fault(fault: str) -> RowError:
+    return RowError(f"{PARAM}: the grammar can't go on: {fault}", InvalidRequestError.__name__)
