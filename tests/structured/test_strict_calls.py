@@ -157,7 +157,7 @@ def test_every_call_that_may_be_written_is_read_and_obeys(name: str, parallel: b
         counts.append(len(answer.calls))
         for call in answer.calls:
             assert call.complete and obeys(json.loads(call.arguments), call.name), call
-    assert sum(counts) > walks // 4 and 0 in counts
+    assert sum(counts) >= walks // 10 and 0 in counts
     assert max(counts) > 1 if parallel else max(counts) == 1
 
 
