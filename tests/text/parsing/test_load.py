@@ -102,6 +102,7 @@ QWEN = "<|im_start|>{{ enable_thinking }}<think>\n<tool_call>"
         ("<｜DSML｜ calls>", "deepseek_v41", "deepseek_v41"),
         ("<tool_calls{{ s }}><tool_call{{ s }}>{{ name }}<arg_key{{ s }}><arg_value{{ s }}>", "hy_v4", "hy_v4"),
         ("<ifm|tool_calls><ifm|tool_call>", "k2_horizon", "k2_horizon"),
+        ("<|message_model|><|content_thinking|><|content_invoke_tool_json|>", "inkling", "inkling"),
     ],
 )  # fmt: skip
 def test_a_format_is_recognised_from_the_template(template: str, calls: str | None, thoughts: str | None) -> None:
@@ -114,6 +115,14 @@ def test_a_format_is_recognised_from_the_template(template: str, calls: str | No
 def test_markers_in_the_vocabulary_tell_of_thoughts() -> None:
     found = load_format(tiny_tokenizer(("<think>", "</think>")), "{{ messages }}<think>")
     assert found is not None and found.description.startswith("thoughts as think")
+
+
+@pytest.mark.parametrize("template", [None, "{{ messages }}"])
+def test_inkling_is_recognised_from_its_tokens(template: str | None) -> None:
+    tokens = ("<|message_model|>", "<|content_thinking|>", "<|content_invoke_tool_json|>")
+    found = load_format(tiny_tokenizer((), tokens), template)
+    assert found is not None and found.description.startswith("tool calls as inkling and thoughts as inkling (")
+    assert load_format(tiny_tokenizer((), tokens[:2]), template) is None
 
 
 @pytest.mark.parametrize("template", [None, "", "{{ messages }}", "<|im_start|>{{ message.content }}<|im_end|>"])

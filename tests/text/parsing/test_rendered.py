@@ -203,6 +203,11 @@ def _harmony(calls: Called) -> str:
     return "".join(header.format(name) + _json(arguments) + "<|call|>" for name, arguments in calls)
 
 
+def _inkling(calls: Called) -> str:
+    message = '<|message_model|>{0}<|content_invoke_tool_json|>{{"name":"{0}","args":{1}}}<|end_message|>'
+    return "".join(message.format(name, _json(arguments)) for name, arguments in calls)
+
+
 @dataclass(frozen=True)
 class Written:
     """How a format writes: its thoughts' name and their markers, its calls, and what stands around content. `leads`: calls are calls only
@@ -256,6 +261,9 @@ FORMATS = {
     ),
     "hy_v4": Written(
         "hy_v4", "<think:opensource>", "</think:opensource>", _pairs("<tool_calls:opensource>", "</tool_calls:opensource>", ":opensource")
+    ),
+    "inkling": Written(
+        "inkling", "<|content_thinking|>", "<|end_message|>", _inkling, ("<|message_model|><|content_text|>", "<|end_message|>")
     ),
     "internlm": _thinking(_each("<|action_start|><|plugin|>\n", "<|action_end|>", "parameters")),
     "jamba": _thinking(_listed("<tool_calls>", "</tool_calls>")),

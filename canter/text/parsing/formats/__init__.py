@@ -14,6 +14,7 @@ from canter.text.parsing.formats import (
     harmony,
     hermes,
     hunyuan3,
+    inkling,
     json_calls,
     k2_horizon,
     kimi,
@@ -52,6 +53,7 @@ FAMILIES: tuple[Family, ...] = (
     dots.FAMILY,
     kimi_k3.FAMILY,
     k2_horizon.FAMILY,
+    inkling.FAMILY,
 )
 
 CALLS: dict[str, Calls | Callable[[Tokenizer], Calls]] = {
