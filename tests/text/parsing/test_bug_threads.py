@@ -189,3 +189,28 @@ def test_51387_and_49865_the_end_of_a_plain_text_is_not_shown(size: int, thought
 def test_49876_a_text_and_a_call_without_a_thought(size: int) -> None:
     said = inkling("<|content_text|>Looking.<|end_message|><|message_model|>" + inkling_call('{"count":1}', ""), size)
     assert said[0] == {"content": "Looking."} and called(said) == [("ping", {"count": 1})] and len(said) == 2
+
+
+MUSE_CALL = "<|message|>" + FORMATS["muse_glimmer"].render([("ping", {"count": 1})]).split("<|message|>")[1]
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+def test_2354_a_header_in_the_midst_of_a_thought_is_not_shown(size: int) -> None:
+    text = " to=self<|message|>I ping. to=ping" + MUSE_CALL
+    parser, tokenizer = parser_of("muse_glimmer", "muse_glimmer", prompt="<|start|>assistant", tools=TOOLS)
+    ids = tokenizer.encode(text, False)
+    runs = [ids[at : at + size] for at in range(0, len(ids), size)]
+    events = [event for run in runs for event in parser.feed(tokenizer.decode(run, skip_special_tokens=False), run)]
+    said = told(events + parser.finish())
+    assert said[0] == {"reasoning": "I ping."} and called(said) == [("ping", {"count": 1})] and len(said) == 2
+
+
+@pytest.mark.parametrize("header", ["<|start|>", "<|start|>assistant", "<|start|>assistant to=", "<|start|>assistant to=user"])
+def test_235_a_header_that_is_cut_off_is_not_shown(header: str) -> None:
+    said = text_only("muse_glimmer", [" to=self<|message|>Hm.<|eom|>", header], truncated=True, thoughts="muse_glimmer")
+    assert said == [{"reasoning": "Hm."}]
+
+
+def test_51655_json_in_a_text_stays_text() -> None:
+    text = " to=get_weather" + FORMATS["muse_glimmer"].render([("get_weather", {"text": '{"span": 1}'})]).split(" to=get_weather")[1]
+    assert called(text_only("muse_glimmer", [text], tools=TOOLS)) == [("get_weather", {"text": '{"span": 1}'})]

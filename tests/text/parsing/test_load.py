@@ -103,6 +103,7 @@ QWEN = "<|im_start|>{{ enable_thinking }}<think>\n<tool_call>"
         ("<tool_calls{{ s }}><tool_call{{ s }}>{{ name }}<arg_key{{ s }}><arg_value{{ s }}>", "hy_v4", "hy_v4"),
         ("<ifm|tool_calls><ifm|tool_call>", "k2_horizon", "k2_horizon"),
         ("<|message_model|><|content_thinking|><|content_invoke_tool_json|>", "inkling", "inkling"),
+        ("<|start|>assistant to=self<|message|><atem:function_calls>", "muse_glimmer", "muse_glimmer"),
     ],
 )  # fmt: skip
 def test_a_format_is_recognised_from_the_template(template: str, calls: str | None, thoughts: str | None) -> None:

@@ -24,6 +24,7 @@ from canter.text.parsing.formats import (
     minimax_m2,
     minimax_m3,
     mistral,
+    muse_glimmer,
     pythonic,
     qwen3,
     step,
@@ -54,6 +55,7 @@ FAMILIES: tuple[Family, ...] = (
     kimi_k3.FAMILY,
     k2_horizon.FAMILY,
     inkling.FAMILY,
+    muse_glimmer.FAMILY,
 )
 
 CALLS: dict[str, Calls | Callable[[Tokenizer], Calls]] = {
