@@ -214,3 +214,14 @@ def test_235_a_header_that_is_cut_off_is_not_shown(header: str) -> None:
 def test_51655_json_in_a_text_stays_text() -> None:
     text = " to=get_weather" + FORMATS["muse_glimmer"].render([("get_weather", {"text": '{"span": 1}'})]).split(" to=get_weather")[1]
     assert called(text_only("muse_glimmer", [text], tools=TOOLS)) == [("get_weather", {"text": '{"span": 1}'})]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("inkling", "<|content_thinking|>Hm.<|end_message|><|message_model|>" + inkling_call("{}"), '{"name":"ping","args":{}}'),
+        ("muse_glimmer", " to=self<|message|>Hm.<|eom|><|start|>assistant to=ping<|message|><atem:a><|eot|>", "<atem:a>"),
+    ],
+)
+def test_what_is_for_a_function_is_content_where_nobody_reads_calls(name: str, text: str, said: str) -> None:
+    assert text_only(None, [text], thoughts=name, tools=()) == [{"reasoning": "Hm."}, {"content": said}]

@@ -9,31 +9,28 @@ import pytest
 from canter.core.errors import ConfigError
 from canter.text.parsing.formats import CALLS, THOUGHTS
 from canter.text.parsing.load import load_format
-from canter.text.parsing.names import REASONING_NAMES, TOOL_NAMES
+from canter.text.parsing.names import REASONING_NAMES, TOOL_NAMES, check_name
 from tests.text.parsing.vocabulary import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 
 
 @pytest.mark.parametrize("name", sorted({*TOOL_NAMES, *CALLS} - {"hf"}))
-def test_a_tool_format_is_read_or_refused(name: str) -> None:
-    if name in CALLS:
-        found = load_format(TOKENIZER, None, name)
-        assert found is not None and found.reads_tools and not found.reads_thoughts
-        assert found.description == f"tool calls as {name} (as asked for)"
-    else:
-        with pytest.raises(ConfigError, match="can't read this format"):
-            load_format(TOKENIZER, None, name)
+def test_every_tool_format_is_read(name: str) -> None:
+    found = load_format(TOKENIZER, None, name)
+    assert found is not None and found.reads_tools and not found.reads_thoughts
+    assert found.description == f"tool calls as {name} (as asked for)"
 
 
 @pytest.mark.parametrize("name", sorted({*REASONING_NAMES, *THOUGHTS} - {"hf"}))
-def test_a_reasoning_format_is_read_or_refused(name: str) -> None:
-    if name in THOUGHTS:
-        found = load_format(TOKENIZER, None, None, name)
-        assert found is not None and found.reads_thoughts and not found.reads_tools
-    else:
-        with pytest.raises(ConfigError, match="can't read this format"):
-            load_format(TOKENIZER, None, None, name)
+def test_every_reasoning_format_is_read(name: str) -> None:
+    found = load_format(TOKENIZER, None, None, name)
+    assert found is not None and found.reads_thoughts and not found.reads_tools
+
+
+def test_a_name_that_only_vllm_reads_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--tool-call-parser b: Canter can't read this format\. It reads: a\."):
+        check_name("b", "--tool-call-parser", {"a"}, {"a", "b"})
 
 
 def test_the_guide_names_every_format() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from canter.text.parsing.argument_tags import WrittenArguments, any_text
 from canter.text.parsing.call_tags import Tag, WrittenCalls
@@ -83,7 +82,6 @@ _ARGUMENTS = WrittenArguments(_PARAMETER, '">', f"{_PARAMETER_END}\n", (_PARAMET
 _WRITTEN = WrittenCalls(_INVOKE, lambda name: f'{_INVOKE}{name}">\n', f"{_INVOKE_END}\n", arguments=_ARGUMENTS)
 
 
-@dataclass(frozen=True, slots=True)
 class WrittenMessages:
     """An answer as messages, the first of which the prompt has begun. See `call_tags.CallWriting`."""
 
