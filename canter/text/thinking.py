@@ -23,6 +23,7 @@ KNOWN_MARKERS = (
     ("<mm:think>", "</mm:think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|channel>", "<channel|>"),
+    ("<|content_thinking|>", "<|end_message|>"),
     ("<ifm|think>", "</ifm|think>"),
     ("<ifm|think_fast>", "</ifm|think_fast>"),
     ("<ifm|think_faster>", "</ifm|think_faster>"),

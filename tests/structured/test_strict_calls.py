@@ -235,6 +235,9 @@ CALLED = {
     "gigachat3": 'function call<|role_sep|>\n{"name": "weather", "arguments": {"city": "Rom", "days": %s}}',
     "mistral": '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Rom", "days": %s}}]',
     "openai": '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rom", "days": %s}<|call|>',
+    "inkling": '<|message_model|>weather<|content_invoke_tool_json|>{"name":"weather","args":{"city":"Rom","days":%s}}<|end_message|>',
+    "muse_glimmer": ' to=weather<|message|><atem:function_calls>\n<atem:invoke name="weather">\n<atem:parameter name="city">Rom'
+    '</atem:parameter>\n<atem:parameter name="days">%s</atem:parameter>\n</atem:invoke>\n</atem:function_calls><|eot|>',
     "gemma4": '<|tool_call>call:weather{city:<|"|>Rom<|"|>,days:%s}<tool_call|>',
 }
 

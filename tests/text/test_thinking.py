@@ -41,6 +41,9 @@ def test_models_with_several_markers_or_markers_of_several_tokens() -> None:
     horizon = tiny_tokenizer(("<ifm|think>", "</ifm|think>", "<ifm|think_fast>", "</ifm|think_fast>"))
     ids = [horizon.token_to_id(f"<{slash}ifm|think{kind}>") for kind in ("", "_fast") for slash in ("", "/")]
     assert find_markers(horizon, {}) == ThinkingMarkers([ids[0]], [ids[1]], (([ids[2]], [ids[3]]),))
+    inkling = tiny_tokenizer((), ("<|content_thinking|>", "<|end_message|>"))
+    start, end = (inkling.token_to_id(marker) for marker in ("<|content_thinking|>", "<|end_message|>"))
+    assert find_markers(inkling, {}) == ThinkingMarkers([start], [end])
     k3 = tiny_tokenizer(("<|open|>", "<|close|>", "<|sep|>"))
     found = find_markers(k3, {})
     assert found is not None and not found.others

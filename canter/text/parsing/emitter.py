@@ -33,11 +33,17 @@ class Emitter:
     """Collects events. `held`: what may be a call, as it was written, None when there is nothing; see `hold`."""
 
     def __init__(
-        self, options: ParseOptions, new_id: NewId = random_id, trims_thoughts: bool = True, thoughts_answer: bool = False
+        self,
+        options: ParseOptions,
+        new_id: NewId = random_id,
+        trims_thoughts: bool = True,
+        thoughts_answer: bool = False,
+        frames: frozenset[str] = frozenset(),
     ) -> None:
-        """`thoughts_answer`: the content of an output that has neither content nor calls is its thought."""
+        """`thoughts_answer`: the content of an output that has neither content nor calls is its thought. `frames`: markers that are
+        never text."""
         self.options = options
-        self._new_id, self._trims_thoughts = new_id, trims_thoughts
+        self._new_id, self._trims_thoughts, self._frames = new_id, trims_thoughts, frames
         self._schemas = {tool.name: tool.parameters for tool in options.tools}
         self._events: list[Event] = []
         self._kind: type[ReasoningText] | type[ContentText] | type[CallArguments] = ContentText
@@ -130,7 +136,8 @@ class Emitter:
 
     def remember(self, text: str, is_marker: bool) -> None:
         if self.held is not None and text:
-            self.held.append(text)
+            if not is_marker or text not in self._frames:
+                self.held.append(text)
             self._held_is_blank = self._held_is_blank and (is_marker or text.isspace())
             self._held_is_marked = self._held_is_marked or is_marker
 

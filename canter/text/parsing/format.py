@@ -58,10 +58,12 @@ BodyFactory = Callable[[Emitter], Body]
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What the header of a call says: the function's name, and the call's id where the format writes one."""
+    """What the header of a call says: the function's name, and the call's id where the format writes one. `otherwise`: the function
+    that is meant if none of that name is declared."""
 
     name: str
     id: str | None = None
+    otherwise: str | None = None
 
 
 ReadName = Callable[[str], Named | None]
@@ -88,8 +90,9 @@ class State:
     body: `body` reads it. Entered from "name", it reads the arguments of that call; from elsewhere, calls with their names.
 
     `on_text`: content and skip move to this state at the first text that isn't blank; a body when it takes no more. `route` of a name
-    state: reads its header and says into which state it leads (instead of the rule), and which function it calls, if any. `header`:
-    what a name state's text may begin with; with the first character that doesn't fit it is clear that no call comes.
+    state: reads its header, and from the rule's target says into which state it leads, and which function it calls, if any. `header`:
+    what a name state's text may begin with; with the first character that doesn't fit it is clear that no call comes, and a marker that
+    doesn't means what it does where the header began.
     """
 
     kind: Kind
@@ -99,7 +102,7 @@ class State:
     value_type: ValueType = "schema"
     body: BodyFactory | None = None
     header: re.Pattern[str] | None = None
-    route: Callable[[str], tuple[str, Named | None] | None] | None = None
+    route: Callable[[str, str], tuple[str, Named | None] | None] | None = None
 
     @property
     def in_call(self) -> bool:
@@ -121,7 +124,8 @@ class Rule:
     the target's first text as well. `trims`: blank text before the literal belongs to it. `needs_calls`: holds only where the request
     has tools to call (`tool_choice` isn't none).
 
-    A rule that leads from a name state to itself: the literal is text of the header.
+    A rule that leads from a name state to itself: the literal is text of the header. One from REASONING alone to CONTENT leads to the
+    state in which content begins.
     """
 
     sources: str
@@ -139,8 +143,9 @@ class Calls:
     Which literals are tokens of their own is found in the vocabulary: every literal that is an added token there is known by its
     id as soon as ids are given; the same text written with ordinary tokens is ordinary text then.
 
-    `initial`: the state in which content begins, for calls without markers that are calls only at the very beginning. `written`: how
-    the model is held to a function's schema when it begins a call; None where nobody has said how.
+    `initial`: the state in which content begins, for calls without markers that are calls only at the very beginning. `frames`: markers
+    around messages, which are never text, even if no call comes. `written`: how the model is held to a function's schema when it begins
+    a call; None where nobody has said how.
     """
 
     states: Mapping[str, State]
@@ -148,6 +153,7 @@ class Calls:
     initial: str = CONTENT
     new_id: NewId = random_id
     preserved: tuple[str, ...] = ()
+    frames: tuple[str, ...] = ()
     written: CallWriting | None = None
 
 
@@ -170,7 +176,7 @@ class Thoughts:
     with, though the model didn't write it. `answers`: whether a thought that nothing followed is given as content once more.
     `trims_start`: blank text after a marker belongs to it. `takes_strays` False: a marker that says what is so already is text.
     `in_prompt`: the markers are several tokens each; they are looked for in prompts, and `rules` say how an output has them.
-    `states` and `rules` are for formats where more than two markers belong to thoughts; they may lead to `ANSWER`.
+    `states` and `rules` are for formats where more than two markers belong to thoughts; they may lead to `ANSWER`. `frames` as in `Calls`.
     """
 
     starts: tuple[str, ...] = ("<think>",)
@@ -185,6 +191,7 @@ class Thoughts:
     initial: str = CONTENT
     prefix: str = ""
     answers: Callable[[ParseOptions], bool] | None = None
+    frames: tuple[str, ...] = ()
     states: Mapping[str, State] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
 

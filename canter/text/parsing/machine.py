@@ -62,7 +62,7 @@ class Machine:
         self._sees_ids = False
         self._tail = ""  # text held back by the lexer
         self._origin = (
-            initial if self._state.kind in ("content", "reasoning") else CONTENT
+            initial if self._state.kind in ("content", "reasoning") else content
         )  # the last state of content or thought: where text goes that turns out to be no call
         self._header: list[str] = []
         self._header_size = 0
@@ -128,16 +128,22 @@ class Machine:
         self._count(number)
         self._num_counted = number + 1
         if anchor.is_terminal:
-            rule = self._table.rules.get((self._name, anchor.literal))
-            if rule is None:
-                self._take_stray(anchor.literal)
-            else:
-                self._follow(rule)
+            self._take_marker(anchor.literal)
+
+    def _take_marker(self, literal: str) -> None:
+        rule = self._table.rules.get((self._name, literal))
+        if rule is None:
+            self._take_stray(literal)
+        else:
+            self._follow(rule)
 
     def _take_stray(self, literal: str) -> None:
         """A marker that means nothing in this state is text of it; between calls it is nothing."""
         if self._state.kind == "skip":
             self._emitter.remember(literal, is_marker=True)
+        elif self._state.header is not None and self._emitter.held is not None and self._room(literal) < len(literal):
+            self._abandon()
+            self._take_marker(literal)
         else:
             self._take_all(literal)
 
@@ -286,7 +292,7 @@ class Machine:
         if self._state.kind == "name":
             header = "".join(self._header)
             if self._state.route is not None:
-                routed = self._state.route(header)
+                routed = self._state.route(header, target)
                 readable = routed is not None
                 if routed is not None:
                     target, named = routed
@@ -311,8 +317,9 @@ class Machine:
         text = self._emitter.release(with_markers=True)
         self._body = self._tagged = None
         self._to_origin(text)
-        self._set(self._table.states[self._origin].on_text or self._origin)
-        self._origin = self._name
+        if text.strip():
+            self._origin = self._table.states[self._origin].on_text or self._origin
+        self._set(self._origin)
 
     def _to_origin(self, text: str) -> None:
         if not text:
@@ -333,7 +340,8 @@ class Machine:
                 self._emitter.release()
             self._emitter.remember(literal, is_marker=True)
         if named is not None:
-            self._emitter.name_call(named.name, named.id)
+            known = named.otherwise is None or self._emitter.is_declared(named.name)
+            self._emitter.name_call(named.name if known else named.otherwise or "", named.id)
             if state.kind != "body":
                 self._open_tagged(state)
         if state.kind == "value" and self._tagged is not None:

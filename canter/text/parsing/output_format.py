@@ -63,20 +63,22 @@ class ComposedFormat:
         table = self._table(options, thinks)
         scanner = make_scanner(self._tokenizer, table.anchors, prompt_token_ids)
         new_id = self._calls.new_id if self._calls is not None else random_id
-        emitter = Emitter(options, new_id)
+        frames = frozenset(marker for part in self._parts() for marker in part.frames)
+        emitter = Emitter(options, new_id, frames=frames)
         if self._thoughts is not None:
             answers = self._thoughts.answers is not None and self._thoughts.answers(options)
-            emitter = Emitter(options, new_id, self._thoughts.trims_end, answers)
+            emitter = Emitter(options, new_id, self._thoughts.trims_end, answers, frames)
             emitter.content(self._thoughts.prefix)
         return Machine(table, REASONING if starts_in_thought else self._first_state(content), content, emitter, scanner)
 
+    def _parts(self) -> list[Calls | Thoughts]:
+        return [part for part in (self._calls, self._thoughts) if part is not None]
+
     def _initial_states(self) -> list[str]:
-        parts = [part for part in (self._calls, self._thoughts) if part is not None]
-        return [part.initial for part in parts if part.initial != CONTENT]
+        return [part.initial for part in self._parts() if part.initial != CONTENT]
 
     def _is_content(self, name: str) -> bool:
-        parts = [part for part in (self._calls, self._thoughts) if part is not None]
-        return any(name in part.states and part.states[name].kind == "content" for part in parts)
+        return any(name in part.states and part.states[name].kind == "content" for part in self._parts())
 
     def _content_state(self, options: ParseOptions) -> str:
         """The state in which content begins."""
@@ -110,6 +112,7 @@ class ComposedFormat:
         if thinks and self._thoughts is not None:
             states |= self._thoughts.all_states(content)
             rules += self._thoughts.all_rules(content)
+        rules = [replace(rule, target=content) if (rule.sources, rule.target) == (REASONING, CONTENT) else rule for rule in rules]
         for name, state in states.items():
             if state.on_text is not None and states[state.on_text].kind in ("content", "reasoning"):
                 rules += _inherited(rules, name, state.on_text)

@@ -129,3 +129,99 @@ def test_20028_mistral_small_names_its_calls_outside_of_the_object(size: int) ->
     text = '[TOOL_CALLS]get_weather[ARGS]{"text": "it\'s {a}", "count": 2}[TOOL_CALLS]ping[ARGS]{}'
     said = text_only("mistral", [text[at : at + size] for at in range(0, len(text), size)], tools=TOOLS)
     assert called(said) == [("get_weather", {"text": "it's {a}", "count": 2}), ("ping", {})]
+
+
+def inkling(text: str, size: int, prompt: str = "<|message_model|>", **options: Any) -> list[dict[str, Any]]:
+    """What is read of Inkling's output, so many tokens at a time."""
+    parser, tokenizer = parser_of("inkling", "inkling", prompt=prompt, tools=TOOLS, **options)
+    ids = tokenizer.encode(text, False)
+    runs = [ids[at : at + size] for at in range(0, len(ids), size)]
+    events = [event for run in runs for event in parser.feed(tokenizer.decode(run, skip_special_tokens=False), run)]
+    return told(events + parser.finish())
+
+
+def inkling_call(arguments: str, header: str = "ping") -> str:
+    return f'{header}<|content_invoke_tool_json|>{{"name":"ping","args":{arguments}}}<|end_message|>'
+
+
+INKLING_SIZES = pytest.mark.parametrize("size", [1, 2, 7, 1000])
+
+
+@INKLING_SIZES
+@pytest.mark.parametrize("prompt", ["<|message_model|>", ""])
+def test_33181_a_turn_that_opens_with_a_call_shows_no_name(size: int, prompt: str) -> None:
+    (call,) = inkling(inkling_call('{"count":1}') + "<|content_model_end_sampling|>", size, prompt)
+    assert called([call]) == [("ping", {"count": 1})]
+
+
+@INKLING_SIZES
+def test_32861_text_behind_a_call_stays(size: int) -> None:
+    said = inkling(inkling_call("{}") + "<|message_model|><|content_text|>So.<|end_message|>", size)
+    assert called(said) == [("ping", {})] and said[1:] == [{"content": "So."}]
+
+
+@INKLING_SIZES
+def test_32861_a_payload_that_is_no_call_is_content_and_hides_no_later_call(size: int) -> None:
+    broken = 'ping<|content_invoke_tool_json|>{"name": <|end_message|><|message_model|>'
+    said = inkling(broken + inkling_call('{"count":1}'), size)
+    assert said[0] == {"content": '{"name":'} and called(said) == [("ping", {"count": 1})] and len(said) == 2
+
+
+@pytest.mark.parametrize("kept", ["", "{", '{"na', '{"name":"ping"', '{"name":"ping","args"'])
+def test_32861_a_call_that_is_cut_off_before_its_arguments_leaves_nothing(kept: str) -> None:
+    parser, tokenizer = parser_of("inkling", "inkling", prompt="<|message_model|>", tools=TOOLS)
+    events = feed_each(parser, tokenizer, ["ping<|content_invoke_tool_json|>" + kept])
+    assert told([event for delta in events for event in delta] + parser.finish(truncated=True)) == []
+
+
+@INKLING_SIZES
+@pytest.mark.parametrize("thoughts", ["inkling", None])
+@pytest.mark.parametrize("end", ["<|end_message|>", "<|content_model_end_sampling|>", "<|end_message|><|content_model_end_sampling|>"])
+def test_51387_and_49865_the_end_of_a_plain_text_is_not_shown(size: int, thoughts: str | None, end: str) -> None:
+    parser, tokenizer = parser_of("inkling", thoughts, prompt="<|message_model|>", tools=TOOLS)
+    ids = tokenizer.encode("<|content_text|>Greg lives in Bozeman." + end, False)
+    runs = [ids[at : at + size] for at in range(0, len(ids), size)]
+    events = [event for run in runs for event in parser.feed(tokenizer.decode(run, skip_special_tokens=False), run)]
+    assert told(events + parser.finish()) == [{"content": "Greg lives in Bozeman."}]
+
+
+@INKLING_SIZES
+def test_49876_a_text_and_a_call_without_a_thought(size: int) -> None:
+    said = inkling("<|content_text|>Looking.<|end_message|><|message_model|>" + inkling_call('{"count":1}', ""), size)
+    assert said[0] == {"content": "Looking."} and called(said) == [("ping", {"count": 1})] and len(said) == 2
+
+
+MUSE_CALL = "<|message|>" + FORMATS["muse_glimmer"].render([("ping", {"count": 1})]).split("<|message|>")[1]
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+def test_2354_a_header_in_the_midst_of_a_thought_is_not_shown(size: int) -> None:
+    text = " to=self<|message|>I ping. to=ping" + MUSE_CALL
+    parser, tokenizer = parser_of("muse_glimmer", "muse_glimmer", prompt="<|start|>assistant", tools=TOOLS)
+    ids = tokenizer.encode(text, False)
+    runs = [ids[at : at + size] for at in range(0, len(ids), size)]
+    events = [event for run in runs for event in parser.feed(tokenizer.decode(run, skip_special_tokens=False), run)]
+    said = told(events + parser.finish())
+    assert said[0] == {"reasoning": "I ping."} and called(said) == [("ping", {"count": 1})] and len(said) == 2
+
+
+@pytest.mark.parametrize("header", ["<|start|>", "<|start|>assistant", "<|start|>assistant to=", "<|start|>assistant to=user"])
+def test_235_a_header_that_is_cut_off_is_not_shown(header: str) -> None:
+    said = text_only("muse_glimmer", [" to=self<|message|>Hm.<|eom|>", header], truncated=True, thoughts="muse_glimmer")
+    assert said == [{"reasoning": "Hm."}]
+
+
+def test_51655_json_in_a_text_stays_text() -> None:
+    text = " to=get_weather" + FORMATS["muse_glimmer"].render([("get_weather", {"text": '{"span": 1}'})]).split(" to=get_weather")[1]
+    assert called(text_only("muse_glimmer", [text], tools=TOOLS)) == [("get_weather", {"text": '{"span": 1}'})]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("inkling", "<|content_thinking|>Hm.<|end_message|><|message_model|>" + inkling_call("{}"), '{"name":"ping","args":{}}'),
+        ("muse_glimmer", " to=self<|message|>Hm.<|eom|><|start|>assistant to=ping<|message|><atem:a><|eot|>", "<atem:a>"),
+    ],
+)
+def test_what_is_for_a_function_is_content_where_nobody_reads_calls(name: str, text: str, said: str) -> None:
+    assert text_only(None, [text], thoughts=name, tools=()) == [{"reasoning": "Hm."}, {"content": said}]

@@ -9,31 +9,28 @@ import pytest
 from canter.core.errors import ConfigError
 from canter.text.parsing.formats import CALLS, THOUGHTS
 from canter.text.parsing.load import load_format
-from canter.text.parsing.names import REASONING_NAMES, TOOL_NAMES
+from canter.text.parsing.names import REASONING_NAMES, TOOL_NAMES, check_name
 from tests.text.parsing.vocabulary import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 
 
 @pytest.mark.parametrize("name", sorted({*TOOL_NAMES, *CALLS} - {"hf"}))
-def test_a_tool_format_is_read_or_refused(name: str) -> None:
-    if name in CALLS:
-        found = load_format(TOKENIZER, None, name)
-        assert found is not None and found.reads_tools and not found.reads_thoughts
-        assert found.description == f"tool calls as {name} (as asked for)"
-    else:
-        with pytest.raises(ConfigError, match="can't read this format"):
-            load_format(TOKENIZER, None, name)
+def test_every_tool_format_is_read(name: str) -> None:
+    found = load_format(TOKENIZER, None, name)
+    assert found is not None and found.reads_tools and not found.reads_thoughts
+    assert found.description == f"tool calls as {name} (as asked for)"
 
 
 @pytest.mark.parametrize("name", sorted({*REASONING_NAMES, *THOUGHTS} - {"hf"}))
-def test_a_reasoning_format_is_read_or_refused(name: str) -> None:
-    if name in THOUGHTS:
-        found = load_format(TOKENIZER, None, None, name)
-        assert found is not None and found.reads_thoughts and not found.reads_tools
-    else:
-        with pytest.raises(ConfigError, match="can't read this format"):
-            load_format(TOKENIZER, None, None, name)
+def test_every_reasoning_format_is_read(name: str) -> None:
+    found = load_format(TOKENIZER, None, None, name)
+    assert found is not None and found.reads_thoughts and not found.reads_tools
+
+
+def test_a_name_that_only_vllm_reads_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--tool-call-parser b: Canter can't read this format\. It reads: a\."):
+        check_name("b", "--tool-call-parser", {"a"}, {"a", "b"})
 
 
 def test_the_guide_names_every_format() -> None:
@@ -102,6 +99,8 @@ QWEN = "<|im_start|>{{ enable_thinking }}<think>\n<tool_call>"
         ("<｜DSML｜ calls>", "deepseek_v41", "deepseek_v41"),
         ("<tool_calls{{ s }}><tool_call{{ s }}>{{ name }}<arg_key{{ s }}><arg_value{{ s }}>", "hy_v4", "hy_v4"),
         ("<ifm|tool_calls><ifm|tool_call>", "k2_horizon", "k2_horizon"),
+        ("<|message_model|><|content_thinking|><|content_invoke_tool_json|>", "inkling", "inkling"),
+        ("<|start|>assistant to=self<|message|><atem:function_calls>", "muse_glimmer", "muse_glimmer"),
     ],
 )  # fmt: skip
 def test_a_format_is_recognised_from_the_template(template: str, calls: str | None, thoughts: str | None) -> None:
@@ -114,6 +113,14 @@ def test_a_format_is_recognised_from_the_template(template: str, calls: str | No
 def test_markers_in_the_vocabulary_tell_of_thoughts() -> None:
     found = load_format(tiny_tokenizer(("<think>", "</think>")), "{{ messages }}<think>")
     assert found is not None and found.description.startswith("thoughts as think")
+
+
+@pytest.mark.parametrize("template", [None, "{{ messages }}"])
+def test_inkling_is_recognised_from_its_tokens(template: str | None) -> None:
+    tokens = ("<|message_model|>", "<|content_thinking|>", "<|content_invoke_tool_json|>")
+    found = load_format(tiny_tokenizer((), tokens), template)
+    assert found is not None and found.description.startswith("tool calls as inkling and thoughts as inkling (")
+    assert load_format(tiny_tokenizer((), tokens[:2]), template) is None
 
 
 @pytest.mark.parametrize("template", [None, "", "{{ messages }}", "<|im_start|>{{ message.content }}<|im_end|>"])

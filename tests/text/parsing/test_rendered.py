@@ -203,6 +203,16 @@ def _harmony(calls: Called) -> str:
     return "".join(header.format(name) + _json(arguments) + "<|call|>" for name, arguments in calls)
 
 
+def _inkling(calls: Called) -> str:
+    message = '<|message_model|>{0}<|content_invoke_tool_json|>{{"name":"{0}","args":{1}}}<|end_message|>'
+    return "".join(message.format(name, _json(arguments)) for name, arguments in calls)
+
+
+def _muse(calls: Called) -> str:
+    render = _xml("", "", "<atem:function_calls>\n", "\n</atem:function_calls>", *_ATEM)
+    return "".join(f"<|start|>assistant to={call[0]}<|message|>{render([call])}<|eot|>" for call in calls)
+
+
 @dataclass(frozen=True)
 class Written:
     """How a format writes: its thoughts' name and their markers, its calls, and what stands around content. `leads`: calls are calls only
@@ -225,6 +235,7 @@ _INVOKE = ('<invoke name="{}"> | </invoke>', '<parameter name="{}"> | </paramete
 _STEP = ("<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>", "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>")
 _STEP_XML = ('<steptml:invoke name="{}"> | </steptml:invoke>', '<steptml:parameter name="{}"> | </steptml:parameter>', "\n")
 _MINICPM = ('<function name="{}"> | </function>', '<param name="{}"><![CDATA[ | ]]></param>', "\n")
+_ATEM = ('<atem:invoke name="{}"> | </atem:invoke>', '<atem:parameter name="{}"> | </atem:parameter>', "\n")
 _COHERE = _listed("<|START_ACTION|>", "<|END_ACTION|>", "tool_name", "parameters")
 _K3 = ("<|open|>think<|sep|>", "<|close|>think<|sep|>")
 
@@ -257,6 +268,9 @@ FORMATS = {
     "hy_v4": Written(
         "hy_v4", "<think:opensource>", "</think:opensource>", _pairs("<tool_calls:opensource>", "</tool_calls:opensource>", ":opensource")
     ),
+    "inkling": Written(
+        "inkling", "<|content_thinking|>", "<|end_message|>", _inkling, ("<|message_model|><|content_text|>", "<|end_message|>")
+    ),
     "internlm": _thinking(_each("<|action_start|><|plugin|>\n", "<|action_end|>", "parameters")),
     "jamba": _thinking(_listed("<tool_calls>", "</tool_calls>")),
     "k2_horizon": Written("k2_horizon", "<ifm|think>", "</ifm|think>", _k2_horizon),
@@ -272,6 +286,9 @@ FORMATS = {
     "minimax_m2": Written("minimax_m2", "", "</think>", _xml("", "", "\n<minimax:tool_call>\n", "\n</minimax:tool_call>", *_INVOKE)),
     "minimax_m3": Written("minimax_m3", "<mm:think>", "</mm:think>", _minimax_m3),
     "mistral": Written("mistral", "[THINK]", "[/THINK]", _mistral),
+    "muse_glimmer": Written(
+        "muse_glimmer", " to=self<|message|>", "<|eom|>", _muse, ("<|start|>assistant to=user<|message|>", "<|eom|>")
+    ),
     "olmo3": _thinking(_python("<function_calls>", "\n", "</function_calls>"), "olmo3"),
     "openai": Written(
         "openai_gptoss", "<|channel|>analysis<|message|>", "<|end|>", _harmony,

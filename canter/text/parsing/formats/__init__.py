@@ -14,6 +14,7 @@ from canter.text.parsing.formats import (
     harmony,
     hermes,
     hunyuan3,
+    inkling,
     json_calls,
     k2_horizon,
     kimi,
@@ -23,6 +24,7 @@ from canter.text.parsing.formats import (
     minimax_m2,
     minimax_m3,
     mistral,
+    muse_glimmer,
     pythonic,
     qwen3,
     step,
@@ -52,6 +54,8 @@ FAMILIES: tuple[Family, ...] = (
     dots.FAMILY,
     kimi_k3.FAMILY,
     k2_horizon.FAMILY,
+    inkling.FAMILY,
+    muse_glimmer.FAMILY,
 )
 
 CALLS: dict[str, Calls | Callable[[Tokenizer], Calls]] = {

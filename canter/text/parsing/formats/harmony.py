@@ -15,7 +15,7 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _BUILT_IN = frozenset(("browser", "python", "container"))
 
 
-def route(header: str) -> tuple[str, Named | None] | None:
+def route(header: str, target: str) -> tuple[str, Named | None] | None:
     """Where the text after a header belongs: what is for a function is a call, the analysis is thought, the rest is content.
 
     What is for a tool that the model has built in is nobody's.
