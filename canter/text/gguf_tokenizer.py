@@ -6,6 +6,7 @@ which merges the neighbours whose union has the highest score. The meaning of ea
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,10 +95,15 @@ class _Vocabulary:
         return bool(self.metadata.get(f"tokenizer.ggml.{name}", default))
 
     def forget(self) -> None:
-        """Empty the lists, which the library has copied."""
+        """Empty the lists, which the library has copied.
+
+        Where a server answers while it loads, what its answers left in cycles lies between the strings, and would keep their memory.
+        """
         self.tokens.clear()
         self.ids.clear()
         self.types.clear()
+        if gc.get_freeze_count():  # a server's modules are left out: it takes milliseconds
+            gc.collect()
 
 
 class _Pairs(Sequence[tuple[str, str]]):
