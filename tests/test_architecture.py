@@ -280,3 +280,11 @@ def test_importing_a_light_module_loads_no_torch(name: str) -> None:
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == "False", f"importing {name} loads torch"
+
+
+def test_the_frontend_loads_no_numpy() -> None:
+    """Ten megabytes that a server's frontend has no use for until a request brings a grammar."""
+    script = "import sys, canter.server.serve\nprint('numpy' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "False", "canter.server.serve loads numpy"

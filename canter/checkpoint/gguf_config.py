@@ -8,14 +8,12 @@ put in here.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from canter.checkpoint.gguf_names import block_index
-from canter.checkpoint.gguf_quants import dequantize
 from canter.checkpoint.gguf_reader import GGUFParts
 from canter.core.errors import CheckpointError, UnsupportedModelError
 
@@ -23,6 +21,9 @@ Config = dict[str, Any]
 
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
 _CONTROL_TOKEN = 3
+_SINGLE = struct.Struct("<f")
+_FACTOR_LETTERS = {"F32": "f", "F16": "e"}
+"""How struct reads the types in which rotary factors are stored."""
 _SAMPLING_KEYS = {
     "general.sampling.temp": "temperature",
     "general.sampling.top_p": "top_p",
@@ -30,6 +31,16 @@ _SAMPLING_KEYS = {
     "general.sampling.min_p": "min_p",
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
+
+
+def _shortest(value: float) -> float:
+    """The float32 nearest to a number, written as short as tells it apart; what is beyond float32 stays as it is."""
+    try:
+        stored = _SINGLE.pack(value)
+        texts = (f"{_SINGLE.unpack(stored)[0]:.{digits}g}" for digits in range(1, 10))
+        return next((short for short in map(float, texts) if _SINGLE.pack(short) == stored), float(value))
+    except OverflowError:
+        return float(value)
 
 
 class ArchKeys:
@@ -68,7 +79,7 @@ class ArchKeys:
         value = self.metadata.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 3e38:
             raise self.fail(key, "a number above 0", value)
-        return float(str(np.float32(value)))
+        return _shortest(value)
 
     def optional_float(self, name: str) -> float | None:
         return self.number(name) if f"{self.arch}.{name}" in self.metadata else None
@@ -80,10 +91,13 @@ class ArchKeys:
             return None
         if info.shape != (count,):
             raise CheckpointError(f"{self.path}: tensor {tensor!r}: expected shape ({count},), found {info.shape}.")
-        values = dequantize(self.parts.data(tensor), info.type_name, count)
-        if not (np.isfinite(values).all() and (values > 0).all()):
+        if info.type_name not in _FACTOR_LETTERS:
+            known = " or ".join(_FACTOR_LETTERS)
+            raise UnsupportedModelError(f"{self.path}: tensor {tensor!r}: expected factors as {known}, found {info.type_name}.")
+        values = struct.unpack(f"<{count}{_FACTOR_LETTERS[info.type_name]}", self.parts.data(tensor))
+        if not all(0 < value < math.inf for value in values):
             raise CheckpointError(f"{self.path}: tensor {tensor!r}: expected finite factors above 0, found others.")
-        return [float(value) for value in values]
+        return list(values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,5 +407,5 @@ def read_generation(parts: GGUFParts) -> Config:
     for key, name in _SAMPLING_KEYS.items():
         value = keys.metadata.get(key)
         if isinstance(value, int | float) and not isinstance(value, bool):
-            generation[name] = value if isinstance(value, int) else float(str(np.float32(value)))
+            generation[name] = value if isinstance(value, int) else _shortest(value)
     return {name: value for name, value in generation.items() if value not in (None, [])}

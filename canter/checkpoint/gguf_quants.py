@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from canter.checkpoint.mapped_file import Bytes
 from canter.core.errors import CheckpointError, UnsupportedModelError
 
+Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
 

@@ -10,13 +10,10 @@ import itertools
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from mmap import mmap
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from canter.checkpoint.mapped_file import Bytes, MappedFile
+from canter.checkpoint.mapped_file import MappedFile
 from canter.core.errors import CheckpointError, UnsupportedModelError
 
 # id -> (name, elements of a block, bytes of a block)
@@ -56,10 +53,10 @@ GGML_TYPES: dict[int, tuple[str, int, int]] = {
     40: ("NVFP4", 64, 36),
 }
 
-# value type -> its letter, which struct and numpy share
-_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+# value type -> its letter in struct
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_STRUCTS = {kind: struct.Struct(code) for kind, code in _SCALARS.items()}
+_STRUCTS = {kind: struct.Struct(f"<{letter}") for kind, letter in _SCALARS.items()}
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _MAX_NAME_BYTES = 65535
 _MAX_DIMENSIONS = 4
@@ -87,10 +84,12 @@ class GGUFTensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class _LazyArray:
-    """An array of the metadata that has been stepped over, not decoded: vocabularies hold hundreds of thousands of strings."""
+    """An array of the metadata that has been stepped over, not decoded: vocabularies hold hundreds of thousands of strings.
 
-    buffer: mmap
-    path: Path
+    Once it has been decoded, the file's pages under it are given back.
+    """
+
+    file: MappedFile
     key: str
     kind: int
     start: int
@@ -109,25 +108,30 @@ class _LazyArray:
     def decode(self) -> list[Any]:
         if self.kind == _STRING:
             return list(self._strings())
-        values: list[Any] = np.frombuffer(self.buffer, _SCALARS[self.kind], self.count, self.start).tolist()
+        values = list(struct.unpack_from(f"<{self.count}{_SCALARS[self.kind]}", self.file.buffer, self.start))
+        self._release()
         return values
 
     def _strings(self) -> Iterator[str]:
-        position, unpack = self.start, _U64.unpack_from
+        position, buffer, unpack = self.start, self.file.buffer, _U64.unpack_from
         for index in range(self.count):
-            (length,) = unpack(self.buffer, position)
+            (length,) = unpack(buffer, position)
             position += 8 + length
             try:
-                yield self.buffer[position - length : position].decode()
+                yield buffer[position - length : position].decode()
             except UnicodeDecodeError as error:
-                raise CheckpointError(f"{self.path}: key {self.key!r}: element {index} is not UTF-8: {error.reason}.") from None
+                raise CheckpointError(f"{self.file.path}: key {self.key!r}: element {index} is not UTF-8: {error.reason}.") from None
+        self._release()
+
+    def _release(self) -> None:
+        self.file.release(self.start, self.end - self.start)
 
     def find(self, texts: Iterable[str]) -> dict[str, int]:
         """Where the given strings are, without decoding the rest."""
         if self.kind != _STRING:
             return {}
         needles = {text: _U64.pack(len(text.encode())) + text.encode() for text in texts}
-        places = {self.buffer.find(needle, self.start, self.end): text for text, needle in needles.items()}
+        places = {self.file.buffer.find(needle, self.start, self.end): text for text, needle in needles.items()}
         places.pop(-1, None)
         return {places[position]: index for index, position in enumerate(self._positions(max(places, default=-1))) if position in places}
 
@@ -138,7 +142,7 @@ class _LazyArray:
             if position > last:
                 return
             yield position
-            position += 8 + unpack(self.buffer, position)[0]
+            position += 8 + unpack(self.file.buffer, position)[0]
 
 
 class Metadata(Mapping[str, Any]):
@@ -175,7 +179,7 @@ class _Cursor:
     """Reads a GGUF header front to back; whatever does not fit in the file raises `CheckpointError` naming `what`."""
 
     def __init__(self, file: MappedFile) -> None:
-        self.buffer, self.size, self.path, self.position = file.buffer, file.size, file.path, 0
+        self.file, self.buffer, self.size, self.path, self.position = file, file.buffer, file.size, file.path, 0
 
     def fail(self, what: str, expected: str, found: object) -> CheckpointError:
         return CheckpointError(f"{self.path}: {what}: expected {expected}, found {found}.")
@@ -235,12 +239,12 @@ def _read_array(cursor: _Cursor, key: str) -> _LazyArray:
         count = cursor.count(8, what)
         start = cursor.skip_strings(count, what)
     elif kind in _SCALARS:
-        width = np.dtype(_SCALARS[kind]).itemsize
+        width = _STRUCTS[kind].size
         count = cursor.count(width, what)
         start = cursor.skip(count * width, what)
     else:
         raise cursor.fail(what, "an array of numbers, booleans or strings", f"element type {kind}")
-    return _LazyArray(cursor.buffer, cursor.path, key, kind, start, cursor.position, count)
+    return _LazyArray(cursor.file, key, kind, start, cursor.position, count)
 
 
 def _read_value(cursor: _Cursor, key: str) -> Any:
@@ -318,9 +322,9 @@ class GGUFFile:
         _check_disjoint(cursor, tensors)
         return tensors
 
-    def data(self, info: GGUFTensorInfo) -> Bytes:
-        """The raw blocks of a tensor: a view on the memory map, 1-D."""
-        return self._file.bytes[info.offset : info.offset + info.nbytes]
+    def data(self, info: GGUFTensorInfo) -> memoryview:
+        """The raw blocks of a tensor: a view on the memory map."""
+        return self._file.slice(info.offset, info.nbytes)
 
     def release(self, info: GGUFTensorInfo) -> None:
         """The pages of a tensor are not needed for now (`MappedFile.release`)."""
@@ -376,7 +380,7 @@ class GGUFParts:
                 raise CheckpointError(f"{file.path}: tensor {name!r} is also in {self._home[name].path}.")
             self.tensors[name], self._home[name] = info, file
 
-    def data(self, name: str) -> Bytes:
+    def data(self, name: str) -> memoryview:
         """The raw blocks of the named tensor."""
         return self._home[name].data(self.tensors[name])
 

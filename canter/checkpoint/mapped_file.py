@@ -5,16 +5,11 @@ from __future__ import annotations
 import mmap
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from canter.core.errors import CheckpointError
-
-Bytes = npt.NDArray[np.uint8]
 
 
 class MappedFile:
-    """A file mapped for reading. Slices of `bytes` cost no memory of their own and keep the map alive.
+    """A file mapped for reading. What `slice` gives costs no memory of its own and keeps the map alive.
 
     Raises `CheckpointError` for files that are missing, unreadable or empty.
     """
@@ -29,7 +24,11 @@ class MappedFile:
         except OSError as error:
             raise CheckpointError(f"{path}: can't read the file: {error.strerror or error}.") from None
         self.size = len(self.buffer)
-        self.bytes: Bytes = np.frombuffer(self.buffer, dtype=np.uint8)
+        self._bytes = memoryview(self.buffer)
+
+    def slice(self, offset: int, nbytes: int) -> memoryview:
+        """A range of the file."""
+        return self._bytes[offset : offset + nbytes]
 
     def release(self, offset: int, nbytes: int) -> None:
         """Give the physical pages of a range that has been used back to the system; a later read maps them again."""

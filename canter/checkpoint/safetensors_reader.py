@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from canter.checkpoint.json_files import parse_json_object, read_json_object
-from canter.checkpoint.mapped_file import Bytes, MappedFile
+from canter.checkpoint.mapped_file import MappedFile
 from canter.core.errors import CheckpointError, UnsupportedModelError
 
 # name in the header -> (our name, bytes of an element)
@@ -108,9 +108,9 @@ class SafetensorsFile:
         if end != self._file.size:
             raise self._fail("size", f"{end} bytes, where the last tensor ends", self._file.size)
 
-    def data(self, info: SafetensorsInfo) -> Bytes:
-        """The bytes of a tensor: a view on the memory map, 1-D."""
-        return self._file.bytes[info.offset : info.offset + info.nbytes]
+    def data(self, info: SafetensorsInfo) -> memoryview:
+        """The bytes of a tensor: a view on the memory map."""
+        return self._file.slice(info.offset, info.nbytes)
 
     def release(self, info: SafetensorsInfo) -> None:
         """The pages of a tensor are not needed for now (`MappedFile.release`)."""

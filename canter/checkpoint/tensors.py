@@ -11,15 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from canter.checkpoint.gguf_config import read_config
-from canter.checkpoint.gguf_names import ROW_ORDERS, Transform, hf_name, hf_shape, transform_for
-from canter.checkpoint.gguf_quants import BLOCK_LAYOUT, dequantize
+from canter.checkpoint.gguf_names import hf_name, hf_shape
+from canter.checkpoint.gguf_quants import BLOCK_LAYOUT, Bytes, Floats, dequantize
 from canter.checkpoint.gguf_reader import GGUFFile, GGUFParts
-from canter.checkpoint.mapped_file import Bytes
+from canter.checkpoint.gguf_transforms import ROW_ORDERS, Transform, transform_for
 from canter.checkpoint.resolve import CheckpointFiles
 from canter.checkpoint.safetensors_reader import SafetensorsFile, read_index
 from canter.core.errors import CheckpointError, UnsupportedModelError
-
-Floats = npt.NDArray[np.float32]
 
 _FLOAT_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
@@ -141,11 +139,15 @@ def _safetensors_entries(files: CheckpointFiles) -> tuple[dict[str, _Entry], lis
         for name, info in file.tensors.items():
             if name in entries:
                 raise CheckpointError(f"{path}: tensor {name!r} is also in {homes[name]}.")
-            tensor = StoredTensor(name, info.shape, info.dtype, file.data(info))
+            tensor = StoredTensor(name, info.shape, info.dtype, _bytes(file.data(info)))
             entries[name] = _Entry(tensor, partial(file.release, info))
             homes[name] = path.name
     _check_index(files, homes)
     return entries, opened
+
+
+def _bytes(data: memoryview) -> Bytes:
+    return np.frombuffer(data, np.uint8)
 
 
 def _check_index(files: CheckpointFiles, homes: dict[str, str]) -> None:
@@ -171,6 +173,7 @@ def _gguf_entries(files: CheckpointFiles) -> tuple[dict[str, _Entry], list[GGUFF
             known = ", ".join(BLOCK_LAYOUT)
             raise UnsupportedModelError(f"{parts.path}: tensor {gguf_name!r}: expected a type of {known}, found {info.type_name}.")
         transform = transform_for(arch, gguf_name, config.get("num_attention_heads", 0), config.get("num_key_value_heads", 0))
-        tensor = StoredTensor(name, hf_shape(arch, gguf_name, info.shape), f"gguf:{info.type_name}", parts.data(gguf_name), transform)
+        shape, data = hf_shape(arch, gguf_name, info.shape), _bytes(parts.data(gguf_name))
+        tensor = StoredTensor(name, shape, f"gguf:{info.type_name}", data, transform)
         entries[name] = _Entry(tensor, partial(parts.home(gguf_name).release, info))
     return entries, parts.files

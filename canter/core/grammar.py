@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from canter.core.structured_outputs import StructuredOutputsParams
 
-MaskArray = npt.NDArray[np.int32]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+MaskArray: TypeAlias = "npt.NDArray[np.int32]"
 """A bit for each token id, the lowest bit of the first word for id 0: set where the token may come next. `[..., ceil(V / 32)]`."""
 
 

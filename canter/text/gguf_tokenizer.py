@@ -6,7 +6,8 @@ which merges the neighbours whose union has the highest score. The meaning of ea
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import gc
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +60,7 @@ class _Vocabulary:
             index, token = next((i, t) for i, t in enumerate(self.tokens) if self.ids[t] != i)
             raise CheckpointError(f"{origin}: tokenizer.ggml.tokens lists {token!r} twice, as {index} and {self.ids[token]}.")
         typed = "tokenizer.ggml.token_type" in metadata
-        self.types: Sequence[int] = self.array("token_type", int, len(self.tokens)) if typed else [NORMAL] * len(self.tokens)
+        self.types: list[int] = self.array("token_type", int, len(self.tokens)) if typed else [NORMAL] * len(self.tokens)
 
     def array(self, name: str, kind: type | tuple[type, ...], length: int | None = None) -> list[Any]:
         """A list of the metadata. Raises `CheckpointError` when it is absent, empty, of another kind (files hold lists of one kind
@@ -93,21 +94,33 @@ class _Vocabulary:
     def flag(self, name: str, default: bool) -> bool:
         return bool(self.metadata.get(f"tokenizer.ggml.{name}", default))
 
+    def forget(self) -> None:
+        """Empty the lists, which the library has copied.
+
+        Where a server answers while it loads, what its answers left in cycles lies between the strings, and would keep their memory.
+        """
+        self.tokens.clear()
+        self.ids.clear()
+        self.types.clear()
+        if gc.get_freeze_count():  # a server's modules are left out: it takes milliseconds
+            gc.collect()
+
 
 class _Pairs(Sequence[tuple[str, str]]):
-    """What each merge joins, cut from its text as it is walked.
+    """What each merge joins, cut from its text as it is walked; `first` is called before.
 
     The library takes one pair after the other and keeps copies. Hundreds of thousands of pairs beside them would be the most
     memory that a server's frontend ever takes.
     """
 
-    def __init__(self, merges: Collection[str]) -> None:
-        self._merges = merges
+    def __init__(self, merges: Collection[str], first: Callable[[], None]) -> None:
+        self._merges, self._first = merges, first
 
     def __len__(self) -> int:
         return len(self._merges)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
+        self._first()
         for merge in self._merges:
             first, _, second = merge.partition(" ")
             yield first, second
@@ -128,29 +141,34 @@ def build_gguf_tokenizer(metadata: Metadata, origin: str) -> BuiltTokenizer:
             "Take the tokenizer from the model's original directory instead (--tokenizer)."
         )
     vocabulary = _Vocabulary(metadata, origin)
-    backend, add_bos = _byte_level(vocabulary) if kind == "gpt2" else _sentencepiece(vocabulary)
     spm = kind == "llama"
     bos = vocabulary.special_id("bos", 1 if spm else None)
     eos = vocabulary.special_id("eos", 2 if spm else None)
     unk = vocabulary.special_id("unknown", 0 if spm else None)
+    pad = vocabulary.special_id("padding")
+    separator = vocabulary.special_id("seperator", vocabulary.special_id("separator"))
     ends = _end_of_turn_ids(vocabulary, eos)
     # The normaliser that puts a space in front would do so to the tokens themselves.
     normalized = spm and not vocabulary.flag("add_space_prefix", True)
-    _add_special_tokens(backend, vocabulary, ends | {i for i in (bos,) if i is not None}, normalized)
+    control, plain = _special_tokens(vocabulary, ends | {i for i in (bos,) if i is not None}, normalized)
+    backend, add_bos = _sentencepiece(vocabulary) if spm else _byte_level(vocabulary)  # from here the lists are empty
+    backend.add_special_tokens(control)
+    backend.add_tokens(plain)
     prefix = [bos] if bos is not None and vocabulary.flag("add_bos_token", add_bos) else []
     suffix = [eos] if eos is not None and vocabulary.flag("add_eos_token", False) else []
-    separator = vocabulary.special_id("seperator", vocabulary.special_id("separator"))
     if not suffix and separator is not None and vocabulary.flag("add_sep_token", False):
         suffix = [separator]
-    return BuiltTokenizer(
-        backend, bos, eos, unk, vocabulary.special_id("padding"), frozenset(ends), _chat_templates(metadata), prefix, suffix
-    )
+    return BuiltTokenizer(backend, bos, eos, unk, pad, frozenset(ends), _chat_templates(metadata), prefix, suffix)
 
 
 def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
-    """Byte-level BPE, and whether prompts begin with BOS when the file does not say."""
+    """Byte-level BPE, and whether prompts begin with BOS when the file does not say.
+
+    The library has copied the vocabulary when it begins with the merges. What it was copied from is forgotten then: its tens of megabytes
+    are back before the copies of the merges take as many.
+    """
     pre = find_pre_tokenizer(vocabulary.metadata.get("tokenizer.ggml.pre") or "default")
-    merges: Any = _Pairs(vocabulary.walked("merges", str))
+    merges: Any = _Pairs(vocabulary.walked("merges", str), vocabulary.forget)
     try:
         model = models.BPE(vocabulary.ids, merges, ignore_merges=pre.ignore_merges)
     except Exception as error:  # the library raises bare Exception
@@ -168,6 +186,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
     merges = merges_from_scores(vocabulary.tokens, scores, vocabulary.types)
     unk_token = None if unk is None else vocabulary.tokens[unk]
     model = models.BPE(vocabulary.ids, merges, unk_token=unk_token, fuse_unk=True, byte_fallback=BYTE in vocabulary.types)
+    vocabulary.forget()
     backend = Tokenizer(model)
     prefix = vocabulary.flag("add_space_prefix", True)
     escape = normalizers.Replace(" ", SPACE)
@@ -200,8 +219,8 @@ def _end_of_turn_ids(vocabulary: _Vocabulary, eos: int | None) -> set[int]:
     return {token_id for token_id in named | spelled if token_id is not None}
 
 
-def _add_special_tokens(backend: Tokenizer, vocabulary: _Vocabulary, special: set[int], normalized: bool) -> None:
-    """Control tokens are found in text and can be left out of output; user-defined ones are found in text and stay.
+def _special_tokens(vocabulary: _Vocabulary, special: set[int], normalized: bool) -> tuple[list[AddedToken], list[AddedToken]]:
+    """Control tokens, which are found in text and can be left out of output, and user-defined ones, which are found in text and stay.
 
     `normalized`: user-defined tokens are looked for after spaces have become U+2581, as SentencePiece does.
     """
@@ -211,8 +230,7 @@ def _add_special_tokens(backend: Tokenizer, vocabulary: _Vocabulary, special: se
             control.append(AddedToken(token, normalized=False, special=True))
         elif kind == USER_DEFINED:
             plain.append(AddedToken(token, normalized=normalized, special=False))
-    backend.add_special_tokens(control)
-    backend.add_tokens(plain)
+    return control, plain
 
 
 def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:

@@ -12,7 +12,8 @@ import pytest
 import torch
 import transformers
 
-from canter.checkpoint.gguf_names import ARCH_NAMES, SubtractOne, UnpermuteRows, block_index, hf_name, transform_for
+from canter.checkpoint.gguf_names import ARCH_NAMES, block_index, hf_name
+from canter.checkpoint.gguf_transforms import SubtractOne, UnpermuteRows, transform_for
 from canter.checkpoint.model_config import read_model_config
 from canter.checkpoint.resolve import resolve
 from canter.checkpoint.tensors import open_tensors

@@ -51,7 +51,7 @@ def test_reads_what_the_gguf_package_writes(tmp_path: Path) -> None:
     for name, values in tensors.items():
         assert file.tensors[name].shape == values.shape
     plain = file.tensors["blk.0.attn_q.weight"]
-    np.testing.assert_array_equal(file.data(plain).view("<f4").reshape(plain.shape), tensors["blk.0.attn_q.weight"])
+    np.testing.assert_array_equal(np.frombuffer(file.data(plain), "<f4").reshape(plain.shape), tensors["blk.0.attn_q.weight"])
     packed = file.tensors["blk.0.attn_v.weight"]
     assert (packed.type_name, packed.nbytes) == ("Q8_0", packed.num_elements // 32 * 34)
 
@@ -154,7 +154,7 @@ def test_parts_must_be_complete_and_disjoint(tmp_path: Path) -> None:
     second = samples.write_gguf(tmp_path / "b.gguf", "llama", {"split.count": 2}, {name: tensors[name] for name in names[5:]})
     parts = GGUFParts([first, second])
     assert list(parts.tensors) == names
-    np.testing.assert_array_equal(parts.data(names[-1]).view("<f4").reshape(tensors[names[-1]].shape), tensors[names[-1]])
+    np.testing.assert_array_equal(np.frombuffer(parts.data(names[-1]), "<f4").reshape(tensors[names[-1]].shape), tensors[names[-1]])
     with pytest.raises(CheckpointError, match=r"split.count.*2 parts, found 1"):
         GGUFParts([first])
     with pytest.raises(CheckpointError, match=f"tensor '{names[0]}' is also in"):

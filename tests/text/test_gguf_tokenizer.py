@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from canter.checkpoint.gguf_reader import Metadata
 from canter.core.errors import CheckpointError, InvalidRequestError, UnsupportedModelError
-from canter.text.gguf_tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, merges_from_scores
+from canter.text.gguf_tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, _Pairs, _Vocabulary, merges_from_scores
 from canter.text.pre_tokenizers import PRE_TOKENIZERS
 from tests.text.corpus import lines
 from tests.text.vocabularies import SPECIAL, build, byte_level, byte_level_metadata, small_byte_level, small_spm, spm_metadata, spm_model
@@ -321,3 +322,11 @@ def test_unknown_characters_without_byte_tokens() -> None:
     ids = tokenizer.encode("\U0002a6a7\U0002a6a8", add_special_tokens=False)
     assert ids[-1] == tokenizer.unk_token_id
     assert UNKNOWN not in (CONTROL, USER_DEFINED)
+
+
+def test_the_vocabulary_is_forgotten_before_the_first_merge_is_copied() -> None:
+    vocabulary = _Vocabulary(Metadata({"tokenizer.ggml.tokens": ["a", "b", "ab"]}), "file")
+    pairs = iter(_Pairs(["a b"], vocabulary.forget))
+    assert vocabulary.ids == {"a": 0, "b": 1, "ab": 2}
+    assert next(pairs) == ("a", "b")
+    assert not vocabulary.ids and not vocabulary.tokens and not vocabulary.types

@@ -20,7 +20,7 @@ from canter.kernels.recorder import Buffer, Instruction, Recorder, RecordError, 
 _LEAST_BYTES = 1 << 21
 """Of an arena: a huge page."""
 
-BLOCK_ROWS = 480
+BLOCK_ROWS = 240
 """Rows for which a stretch of instructions is run at a time: enough for products at full speed, whose tiles have at most 120 rows,
 and few enough that what they hand on stays in a third-level cache."""
 
