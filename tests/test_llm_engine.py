@@ -20,6 +20,7 @@ from canter.core.errors import CheckpointError, ConfigError, EngineDeadError, In
 from canter.models.registry import list_models
 from tests.engines import CONTEXT, VOCAB_SIZE, Oracle, add_tokenizer, model_runner, tiny_checkpoint
 from tests.models.families import FAMILIES, Family, build_oracle, save_oracle
+from tests.models.published import PUBLISHED_MINIMAX, publish_minimax
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 PROMPT = "w5 w6 w7 w8 w9 w10 w11 w12 w13 w14"
@@ -80,14 +81,23 @@ ARCHITECTURES = {family.architecture: family for family in reversed(FAMILIES)}
 
 
 def test_every_architecture_is_tried() -> None:
-    assert set(ARCHITECTURES) == {row.architecture for row in list_models()}
+    assert {*ARCHITECTURES, *PUBLISHED_MINIMAX} == {row.architecture for row in list_models()}
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES.values(), ids=lambda family: family.name)
 def test_an_architecture_from_text_to_text(tmp_path: Path, family: Family) -> None:
-    path = add_tokenizer(save_oracle(family, tmp_path))
+    answers_as_its_oracle(add_tokenizer(save_oracle(family, tmp_path)), family, family.architecture)
+
+
+@pytest.mark.parametrize("architecture", PUBLISHED_MINIMAX)
+def test_a_published_architecture_from_text_to_text(tmp_path: Path, architecture: str) -> None:
+    family = publish_minimax(tmp_path, architecture)
+    answers_as_its_oracle(add_tokenizer(tmp_path), family, architecture)
+
+
+def answers_as_its_oracle(path: Path, family: Family, architecture: str) -> None:
     with open_llm(path, max_model_len=family.max_model_len, block_size=4) as opened:
-        assert opened.info.architecture == family.architecture
+        assert opened.info.architecture == architecture
         outputs = opened.generate([PROMPT, "w90 w91"], GREEDY, use_tqdm=False)
     for output in outputs:
         (choice,) = output.outputs

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import torch
 from tests.models.families import FAMILIES, oracle_logits, save_oracle, token_ids
 from tests.models.harness import Harness
 from tests.models.loading import load
+from tests.models.published import PUBLISHED_MINIMAX, publish_minimax
 
 BY_NAME = {family.name: family for family in FAMILIES}
 SPELLINGS = {
@@ -56,17 +55,8 @@ def test_blocks_stored_with_every_layer_that_uses_them(tmp_path: Path) -> None:
     torch.testing.assert_close(logits, oracle_logits(family)[0], atol=1e-4, rtol=0)
 
 
-def test_minimax_as_it_was_published(tmp_path: Path) -> None:
-    """The names in the config differ from transformers', those of tensors don't."""
-    settings = {**BY_NAME["minimax"].settings, "num_attention_heads": 4}
-    family = replace(BY_NAME["minimax"], name="minimax-published", settings=settings)
-    path = save_oracle(family, tmp_path) / "config.json"
-    config = json.loads(path.read_text())
-    for part, published in (("linear_attn", "linear_attention"), ("full_attn", "full_attention"), ("mlp", "mlp")):
-        for greek in ("alpha", "beta"):
-            config[f"layernorm_{published}_{greek}"] = config.pop(f"{part}_{greek}_factor")
-    config["attn_type_list"] = [int(kind == "full_attention") for kind in config.pop("layer_types")]
-    config |= {"postnorm": True, "rotary_dim": config["head_dim"], "rope_theta": config.pop("rope_parameters")["rope_theta"]}
-    path.write_text(json.dumps(config | {"architectures": ["MiniMaxText01ForCausalLM"], "model_type": "minimax_text_01"}))
+@pytest.mark.parametrize("architecture", PUBLISHED_MINIMAX)
+def test_minimax_as_it_was_published(tmp_path: Path, architecture: str) -> None:
+    family = publish_minimax(tmp_path, architecture)
     logits = Harness(load(tmp_path), 4).run(token_ids()[0].tolist(), [9, 1, 13])
     torch.testing.assert_close(logits, oracle_logits(family)[0], atol=1e-4, rtol=0)
