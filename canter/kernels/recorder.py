@@ -306,13 +306,10 @@ def _laid_out(lives: Mapping[Buffer, tuple[int, int]], by_row: Mapping[Buffer, t
     for buffer, (first, _) in lives.items():
         size, born = _room(buffer), by_row[buffer][0]
         alive = [other for other in starts if lives[other][1] >= first]
-        left = {starts[other] for other in alive if other.row_bytes == buffer.row_bytes and by_row[other][1] < born}
-        kept = [
-            (starts[other], starts[other] + _room(other))
-            for other in alive
-            if starts[other] not in left or other.row_bytes != buffer.row_bytes or by_row[other][1] >= born
-        ]
-        start = next((at for at in sorted(left) if all(end <= at or begin >= at + size for begin, end in kept)), None)
+        left = {other for other in alive if other.row_bytes == buffer.row_bytes and by_row[other][1] < born}
+        kept = [(starts[other], starts[other] + _room(other)) for other in alive if other not in left]
+        places = sorted(starts[other] for other in left)
+        start = next((at for at in places if all(end <= at or begin >= at + size for begin, end in kept)), None)
         if start is None:
             start = 0
             for begin, end in sorted((starts[other], starts[other] + _room(other)) for other in alive):

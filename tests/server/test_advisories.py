@@ -330,25 +330,25 @@ def test_cve_2026_22778_errors_tell_no_addresses() -> None:
 GREEDY: dict[str, dict[str, Any]] = {
     "n": {"n": 10**6},
     "best_of": {"best_of": 10**6},
-    "stop": {"stop": ["a"] * 125_000},
-    "stop_sequences": {"stop_sequences": ["a"] * 125_000},
-    "bad_words": {"bad_words": ["a"] * 12_500},
-    "prompt": {"prompt": ["a"] * 25_000},
-    "messages": {"messages": [{"role": "user", "content": "a"}] * 25_000},
-    "input": {"input": [{"role": "user", "content": "a"}] * 25_000},
-    "documents": {"documents": [{"text": "a"}] * 25_000},
+    "stop": {"stop": ["a"] * 500_000},
+    "stop_sequences": {"stop_sequences": ["a"] * 500_000},
+    "bad_words": {"bad_words": ["a"] * 50_000},
+    "prompt": {"prompt": ["a"] * 100_000},
+    "messages": {"messages": [{"role": "user", "content": "a"}] * 100_000},
+    "input": {"input": [{"role": "user", "content": "a"}] * 100_000},
+    "documents": {"documents": [{"text": "a"}] * 100_000},
     "tools": {"tools": [{"type": "function", "name": "f", "input_schema": {}, "function": {"name": "f"}}] * 10_000, "tool_choice": "none"},
-    "stop_token_ids": {"stop_token_ids": [1] * 25_000},
-    "allowed_token_ids": {"allowed_token_ids": [1] * 25_000},
-    "logprob_token_ids": {"logprob_token_ids": [1] * 25_000, "logprobs": True},
-    "logit_bias": {"logit_bias": {str(i): 1.0 for i in range(25_000)}},
-    "token_ids": {"token_ids": [1] * 25_000},
-    "context": {"context": [1] * 25_000},
-    "metadata": {"metadata": {str(i): "x" for i in range(25_000)}},
-    "vllm_xargs": {"vllm_xargs": {str(i): 1 for i in range(25_000)}},
-    "generate_responses": {"generate_responses": [{"request_id": "r", "choices": []}] * 25_000},
-    "prompt_token_ids": {"prompt_token_ids": [1] * 25_000},
-    "system": {"system": [{"type": "text", "text": "a"}] * 25_000},
+    "stop_token_ids": {"stop_token_ids": [1] * 100_000},
+    "allowed_token_ids": {"allowed_token_ids": [1] * 100_000},
+    "logprob_token_ids": {"logprob_token_ids": [1] * 100_000, "logprobs": True},
+    "logit_bias": {"logit_bias": {str(i): 1.0 for i in range(100_000)}},
+    "token_ids": {"token_ids": [1] * 100_000},
+    "context": {"context": [1] * 100_000},
+    "metadata": {"metadata": {str(i): "x" for i in range(100_000)}},
+    "vllm_xargs": {"vllm_xargs": {str(i): 1 for i in range(100_000)}},
+    "generate_responses": {"generate_responses": [{"request_id": "r", "choices": []}] * 100_000},
+    "prompt_token_ids": {"prompt_token_ids": [1] * 100_000},
+    "system": {"system": [{"type": "text", "text": "a"}] * 100_000},
     "logprobs": {"logprobs": 10**6},
     "n_probs": {"n_probs": 10**6},
 }
@@ -378,7 +378,7 @@ def test_cve_2024_8939_no_field_asks_for_a_million_of_anything(path: str, name: 
             response.status_code,
             response.text[:300],
         )
-        assert len(response.content) < MAX_ERROR_BYTES and peak < 25 * 2**20
+        assert len(response.content) < MAX_ERROR_BYTES and peak < 100 * 2**20
         assert not h.engine.core.seen
 
     opened(body, FakeCore(say("ok")))

@@ -148,16 +148,17 @@ def bench(name: str) -> Bench:
 @pytest.mark.parametrize("parallel", [True, False])
 @pytest.mark.parametrize("walks", [20, pytest.param(100, marks=pytest.mark.slow)])
 def test_every_call_that_may_be_written_is_read_and_obeys(name: str, parallel: bool, walks: int) -> None:
+    """Formats whose walks hardly come to a call get up to 60 of them."""
     rng, at = random.Random(1), bench(name)
     options = at.options(parallel=parallel)
     grammar, turns = at.grammar(options), at.turns(options)
-    counts = []
-    for _ in range(walks):
+    counts: list[int] = []
+    while len(counts) < walks or (len(counts) < 60 and not (sum(counts) > 15 and 0 in counts)):
         answer = at.read(at.walk(rng, grammar.matcher(), turns), options)
         counts.append(len(answer.calls))
         for call in answer.calls:
             assert call.complete and obeys(json.loads(call.arguments), call.name), call
-    assert sum(counts) >= walks // 10 and 0 in counts
+    assert sum(counts) > 15 and 0 in counts
     assert max(counts) > 1 if parallel else max(counts) == 1
 
 

@@ -55,7 +55,7 @@ def _refuse(constant: str) -> None:
 
 @pytest.mark.parametrize("file", ONE_EACH)
 @given(data=st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_whatever_comes_is_read_alike_however_it_is_cut(file: str, data: st.DataObject) -> None:
     transcript = ONE_EACH[file]
     tokenizer = transcript.tokenizer()
@@ -72,7 +72,7 @@ def test_whatever_comes_is_read_alike_however_it_is_cut(file: str, data: st.Data
 
 @pytest.mark.parametrize("file", ONE_EACH)
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_whatever_tokens_come_are_read_alike_however_they_are_grouped(file: str, data: st.DataObject) -> None:
     transcript = ONE_EACH[file]
     tokenizer = transcript.tokenizer()

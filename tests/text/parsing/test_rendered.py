@@ -314,7 +314,7 @@ def test_every_format_is_written() -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(thought=WORDS, content=st.none() | WORDS, calls=CALLED, data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_what_was_written_is_read(name: str, thought: str, content: str | None, calls: Called, data: st.DataObject) -> None:
     written = FORMATS[name]
     tokenizer = tiny_tokenizer(*VOCABULARIES[name])
