@@ -154,7 +154,7 @@ struct Unpacked {
 };
 
 template <class T, int Q>
-inline void unpack_pair(const Packed<T>& source, std::uint8_t* out) {
+inline void unpack_pair(const Packed<T, false>& source, std::uint8_t* out) {
     if constexpr (T::wide) {
         Ops::store(out + 256 * Q, source.template wide<2 * Q, false>());
         Ops::store(out + 256 * Q + 64, source.template wide<2 * Q, true>());
@@ -169,7 +169,7 @@ inline void unpack_pair(const Packed<T>& source, std::uint8_t* out) {
 }
 
 template <class T>
-inline void unpack_runs(Packed<T> source, std::int64_t runs, std::uint8_t* out) {
+inline void unpack_runs(Packed<T, false> source, std::int64_t runs, std::uint8_t* out) {
     for (std::int64_t i = 0; i < runs; ++i, out += T::unpacked_bytes) {
         source.next();
         unpack_pair<T, 0>(source, out);
@@ -445,16 +445,35 @@ inline void tile_rows(const std::uint8_t* unpacked, const RowRun* x, std::int64_
 #include "gemm/quant/tiles_amx.h"
 #endif
 
+// The memory is asked for what will be unpacked next while rows are multiplied by what is unpacked, a few lines with every tile.
+struct Upcoming {
+    const std::uint8_t* first;        // of the chunk in its first panel
+    std::int64_t bytes, panel_bytes;  // of the chunk in one panel; from panel to panel
+
+    // The share of rows [begin, begin + count) of `rows`.
+    template <int P>
+    void ask(std::int64_t begin, std::int64_t count, std::int64_t rows) const {
+        const std::int64_t lines = (bytes + 63) / 64, from = lines * begin / rows, to = lines * (begin + count) / rows;
+        for (int p = 0; p < P; ++p) {
+            for (std::int64_t i = from; i < to; ++i) __builtin_prefetch(first + p * panel_bytes + i * 64, 0, 2);
+        }
+    }
+};
+
 template <class T, int P>
 inline void tile_panels(const std::uint8_t* unpacked, const RowRun* x, std::int64_t pitch, const std::int16_t* wide, const float* scales,
-                        std::int64_t rows, std::int64_t runs, float* out, std::int64_t out_stride, bool first) {
+                        std::int64_t rows, std::int64_t runs, float* out, std::int64_t out_stride, bool first, const Upcoming& next) {
     std::int64_t r = 0;
 #if defined(CANTER_AMX)
+    next.ask<P>(0, rows, rows);
     r = all_blocks<T, P>(unpacked, x, pitch, rows, runs, out, out_stride, first);
 #endif
     const auto tiles = [&]<int R>() {
         for (; r + R <= rows; r += R) {
             const std::int64_t skipped = T::wide ? r * kChunkRuns : 0;
+#if !defined(CANTER_AMX)
+            next.ask<P>(r, R, rows);
+#endif
             tile_rows<T, R, P>(unpacked, x + r * pitch, pitch, wide + skipped * 32, scales + skipped, runs, out + r * out_stride,
                                out_stride, first);
         }
@@ -486,11 +505,15 @@ inline void many_rows(const QuantTile& t, std::int64_t block_bytes, std::int64_t
         const auto panels = [&]<int P>() {
             for (; n + P <= t.panel_end; n += P) {
                 for (int p = 0; p < P; ++p) {
-                    unpack_runs<T>(Packed<T>(t.w->data + (n + p) * panel_bytes, block_bytes, begin), count,
+                    unpack_runs<T>(Packed<T, false>(t.w->data + (n + p) * panel_bytes, block_bytes, begin), count,
                                    scratch + p * kChunkRuns * T::unpacked_bytes);
                 }
                 float* out = t.out + (n - t.panel_begin) * 16;
-                tile_panels<T, P>(scratch, x + begin, pitch, wide, scales, rows, count, out, t.out_stride, begin == 0);
+                // Next come the same runs of the next panels, or the first panels' next runs, or what may be the next tile.
+                const bool along = n + P < t.panel_end, last = begin + count == runs;
+                const std::int64_t panel = along ? n + P : last ? t.panel_end : t.panel_begin, run = along ? begin : last ? 0 : begin + count;
+                const Upcoming next{t.w->data + panel * panel_bytes + panel_bytes * run / runs, panel_bytes * count / runs, panel_bytes};
+                tile_panels<T, P>(scratch, x + begin, pitch, wide, scales, rows, count, out, t.out_stride, begin == 0, next);
             }
         };
         if constexpr (Ops::kTilePanels > 1) panels.template operator()<Ops::kTilePanels>();
