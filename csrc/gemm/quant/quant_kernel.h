@@ -511,7 +511,8 @@ inline void many_rows(const QuantTile& t, std::int64_t block_bytes, std::int64_t
                 float* out = t.out + (n - t.panel_begin) * 16;
                 // Next come the same runs of the next panels, or the first panels' next runs, or what may be the next tile.
                 const bool along = n + P < t.panel_end, last = begin + count == runs;
-                const std::int64_t panel = along ? n + P : last ? t.panel_end : t.panel_begin, run = along ? begin : last ? 0 : begin + count;
+                const std::int64_t panel = along ? n + P : last ? t.panel_end : t.panel_begin;
+                const std::int64_t run = along ? begin : last ? 0 : begin + count;
                 const Upcoming next{t.w->data + panel * panel_bytes + panel_bytes * run / runs, panel_bytes * count / runs, panel_bytes};
                 tile_panels<T, P>(scratch, x + begin, pitch, wide, scales, rows, count, out, t.out_stride, begin == 0, next);
             }
