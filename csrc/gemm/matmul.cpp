@@ -54,7 +54,7 @@ struct Job {
     std::int64_t row_begin, rows;
     bool few;
     RowsView views[num_forms] = {};  // float forms: as kernels read them; quantised ones: data alone
-    std::int64_t row_tiles = 1, tile_rows = 0, tile_panels = 0;
+    std::int64_t row_tiles = 1, tile_rows = rows;
 };
 
 const char* x_row(const MatmulCall& call, std::int64_t row) {
@@ -94,30 +94,136 @@ void convert_rows(Job& job, int form, void* place) {
     shared([&](std::int64_t begin, std::int64_t end) { job.kernels.pack_rows(call, begin, end); });
 }
 
+// Panels [begin, end) of a part and, where `apart` is not 0, as many that begin `apart` panels further on.
+struct Panels {
+    std::int64_t begin, end, apart;
+};
+
 // The sums of one tile of one part, and what becomes of them. `column`: the part's first output among all.
-void run_tile(const Job& job, const Weights& w, Form form, std::int64_t column, std::int64_t row, std::int64_t panel) {
+void run_tile(const Job& job, const Weights& w, Form form, std::int64_t column, std::int64_t row, const Panels& panels) {
     const MatmulCall& c = job.call;
-    const std::int64_t row_end = std::min(row + job.tile_rows, job.rows);
-    const std::int64_t panel_end = std::min(panel + job.tile_panels, num_panels(w.outputs));
-    const std::int64_t rows = row_end - row, stride = (panel_end - panel) * kPanelOutputs, sums_count = rows * stride;
-    const std::int64_t extra = form >= Form::runs ? (quant_scratch_bytes(w.format, w.width, panel_end - panel, rows) + 3) / 4 : 0;
+    const std::int64_t row_end = std::min(row + job.tile_rows, job.rows), rows = row_end - row;
+    const std::int64_t half = (panels.end - panels.begin) * kPanelOutputs, stride = panels.apart > 0 ? 2 * half : half;
+    const std::int64_t sums_count = rows * stride;
+    const std::int64_t extra = form >= Form::runs ? (quant_scratch_bytes(w.format, w.width, rows) + 3) / 4 : 0;
     float* sums = scratch_floats(Scratch::task, static_cast<std::size_t>(sums_count + extra));
-    if (form >= Form::runs) quant_tile({&w, job.views[form].data, panel, panel_end, row, row_end, sums, stride}, sums + sums_count);
-    else job.kernels.tile({&w, job.views[form], form == Form::pairs, job.few, panel, panel_end, row, row_end, sums, stride});
-    const std::int64_t first = panel * kPanelOutputs, bias_bytes = dtype_bytes(c.bias_type);
-    const void* bias = c.bias ? static_cast<const char*>(c.bias) + (column + first) * bias_bytes : nullptr;
-    char* out = static_cast<char*>(c.out) + ((job.row_begin + row) * c.out_stride + column + first) * dtype_bytes(c.out_type);
-    job.kernels.store_sums({sums, stride, bias, c.bias_type, out, c.out_type, c.out_stride, rows, std::min(stride, w.outputs - first)});
+    if (form >= Form::runs) {
+        quant_tile({&w, job.views[form].data, panels.begin, panels.end, panels.apart, row, row_end, sums, stride}, sums + sums_count);
+    } else {
+        job.kernels.tile({&w, job.views[form], form == Form::pairs, job.few, panels.begin, panels.end, row, row_end, sums, stride});
+    }
+    const auto store = [&](std::int64_t panel, const float* from) {
+        const std::int64_t first = panel * kPanelOutputs, bias_bytes = dtype_bytes(c.bias_type);
+        const void* bias = c.bias ? static_cast<const char*>(c.bias) + (column + first) * bias_bytes : nullptr;
+        char* out = static_cast<char*>(c.out) + ((job.row_begin + row) * c.out_stride + column + first) * dtype_bytes(c.out_type);
+        job.kernels.store_sums({from, stride, bias, c.bias_type, out, c.out_type, c.out_stride, rows, std::min(half, w.outputs - first)});
+    };
+    store(panels.begin, sums);
+    if (panels.apart > 0) store(panels.begin + panels.apart, sums + half);
+}
+
+// What one thread reads of a part, few rows: panels [begin, end), `each` of them in a tile. Where a kernel reads two panels at a
+// time, they are one of either half, so that the machine, which looks ahead by itself, has no more than two places to look at.
+struct Piece {
+    std::int64_t begin, end, each;
+    bool halves;
+
+    std::int64_t half() const { return (end - begin) / 2; }
+    std::int64_t tiles() const { return halves ? (half() + each - 1) / each + (end - begin) % 2 : (end - begin + each - 1) / each; }
+
+    Panels tile(std::int64_t i) const {
+        const std::int64_t first = begin + i * each;
+        if (!halves) return {first, std::min(first + each, end), 0};
+        if (i * each >= half()) return {end - 1, end, 0};
+        return {first, std::min(first + each, begin + half()), half()};
+    }
+};
+
+// The most bytes of weights in a tile for few rows, and how many tiles a thread has of a part at least: so that threads end together.
+constexpr std::int64_t kFewBytes = 256 << 10;
+constexpr std::int64_t kFewTiles = 12;
+
+// The weights pass by once, in a stretch for each thread.
+void run_few(const Job& job, bool use_pairs, bool alone) {
+    const MatmulCall& c = job.call;
+    const auto group_of = [&](const Weights& w) { return form_of(w, use_pairs) < Form::runs ? job.kernels.stream_panels : 1; };
+    const auto groups_of = [&](const Weights& w) { return (num_panels(w.outputs) + group_of(w) - 1) / group_of(w); };
+    std::int64_t groups = 0;
+    for (std::int64_t i = 0; i < c.num_parts; ++i) groups += groups_of(c.parts[i]);
+    const std::int64_t stretches = alone ? 1 : std::min<std::int64_t>(num_threads(), kMostStretches);
+
+    // each(part, its first output, piece) for what there is of a stretch.
+    const auto walk = [&](std::int64_t stretch, const auto& each) {
+        const std::int64_t begin = groups * stretch / stretches, end = groups * (stretch + 1) / stretches;
+        std::int64_t first = 0, column = 0;
+        for (const Weights* w = c.parts; w != c.parts + c.num_parts && first < end; ++w) {
+            const std::int64_t group = group_of(*w), mine = groups_of(*w);
+            if (begin < first + mine) {
+                const std::int64_t bytes = panel_bytes(w->format, w->width, w->group);
+                const bool halves = form_of(*w, use_pairs) >= Form::runs && quant_streams(w->format, job.rows) == 2;
+                Piece piece{(std::max(begin, first) - first) * group, std::min((end - first) * group, num_panels(w->outputs)), 1, halves};
+                const std::int64_t panels = halves ? piece.half() : piece.end - piece.begin;
+                const std::int64_t most = std::min(kFewBytes / (halves ? 2 * bytes : bytes), panels / kFewTiles);
+                piece.each = std::max(group, most / group * group);
+                each(*w, column, piece);
+            }
+            first += mine;
+            column += w->outputs;
+        }
+    };
+    parallel_stretches(stretches, [&](std::int64_t stretch, const auto& next) {
+        std::int64_t tile = next(), before = 0;
+        walk(stretch, [&](const Weights& w, std::int64_t column, const Piece& piece) {
+            const std::int64_t tiles = piece.tiles();
+            for (; tile - before < tiles; tile = next()) run_tile(job, w, form_of(w, use_pairs), column, 0, piece.tile(tile - before));
+            before += tiles;
+        });
+    });
+}
+
+// Tiles of rows and panels.
+void run_many(Job& job, bool use_pairs, bool alone) {
+    const MatmulCall& c = job.call;
+    job.row_tiles = (job.rows + kTileRows - 1) / kTileRows;
+    const std::int64_t rows_least = (job.rows + job.row_tiles - 1) / job.row_tiles;
+    job.tile_rows = std::min(job.rows, (rows_least + 11) / 12 * 12);
+    job.row_tiles = (job.rows + job.tile_rows - 1) / job.tile_rows;
+    // Panels as many as leave every thread a few tiles, in whole strides of the kernel where they suffice.
+    std::int64_t all_panels = 0;
+    for (std::int64_t i = 0; i < c.num_parts; ++i) all_panels += num_panels(c.parts[i].outputs);
+    const std::int64_t stride = job.kernels.block_panels;
+    const std::int64_t fair = all_panels * job.row_tiles / (static_cast<std::int64_t>(num_threads()) * 6);
+    const std::int64_t tile_panels = std::clamp<std::int64_t>(fair >= stride ? fair / stride * stride : fair, 1, kTilePanels);
+    const auto tiles_of = [&](const Weights& w) { return (num_panels(w.outputs) + tile_panels - 1) / tile_panels; };
+
+    std::int64_t tiles = 0;
+    for (std::int64_t i = 0; i < c.num_parts; ++i) tiles += tiles_of(c.parts[i]) * job.row_tiles;
+    const auto run = [&](std::int64_t index) {
+        // Rows first: threads that work side by side share the weights in the third cache.
+        std::int64_t tile = index / job.row_tiles, column = 0;
+        const Weights* w = c.parts;
+        for (; tile >= tiles_of(*w); ++w) {
+            tile -= tiles_of(*w);
+            column += w->outputs;
+        }
+        const std::int64_t panel = tile * tile_panels;
+        const Panels panels{panel, std::min(panel + tile_panels, num_panels(w->outputs)), 0};
+        run_tile(job, *w, form_of(*w, use_pairs), column, index % job.row_tiles * job.tile_rows, panels);
+    };
+    if (alone) {
+        for (std::int64_t i = 0; i < tiles; ++i) run(i);
+    } else {
+        parallel_for(tiles, run);
+    }
 }
 
 void run_block(Job& job) {
     const MatmulCall& c = job.call;
     const bool use_pairs = job.kernels.pairs && c.x_type == DType::bfloat16;
     bool wanted[num_forms] = {};
-    std::int64_t all_panels = 0, all_outputs = 0;
+    std::int64_t all_outputs = 0;
     for (std::int64_t i = 0; i < c.num_parts; ++i) {
         wanted[form_of(c.parts[i], use_pairs)] = true;
-        all_panels += num_panels(c.parts[i].outputs);
         all_outputs += c.parts[i].outputs;
     }
     std::int64_t bytes = 0;
@@ -128,40 +234,8 @@ void run_block(Job& job) {
         convert_rows(job, form, place);
         place += form_bytes(job, form);
     }
-
-    job.row_tiles = (job.rows + kTileRows - 1) / kTileRows;
-    const std::int64_t rows_least = job.few ? job.rows : (job.rows + job.row_tiles - 1) / job.row_tiles;
-    job.tile_rows = std::min(job.rows, (rows_least + 11) / 12 * 12);
-    job.row_tiles = (job.rows + job.tile_rows - 1) / job.tile_rows;
-    // Panels as many as leave every thread a few tiles, in whole strides of the kernel where they suffice.
-    const std::int64_t stride = job.few ? job.kernels.stream_panels : job.kernels.block_panels;
-    const std::int64_t fair = all_panels * job.row_tiles / (static_cast<std::int64_t>(num_threads()) * 6);
-    job.tile_panels = std::clamp<std::int64_t>(fair >= stride ? fair / stride * stride : fair, 1, kTilePanels);
-
-    std::int64_t tiles = 0;
-    for (std::int64_t i = 0; i < c.num_parts; ++i) tiles += (num_panels(c.parts[i].outputs) + job.tile_panels - 1) / job.tile_panels;
-    // Few rows: a stretch of the weights for each thread, as long as they keep pace. What one asks the memory for at the end of a
-    // tile is then its own next one's beginning.
-    const std::int64_t stretches = job.few ? num_threads() : 1, stretch = (tiles * job.row_tiles + stretches - 1) / stretches;
-    const auto run = [&](std::int64_t task) {
-        const std::int64_t index = task % stretches * stretch + task / stretches;
-        if (index >= tiles * job.row_tiles) return;
-        // Rows first: threads that work side by side share the weights in the third cache.
-        std::int64_t tile = index / job.row_tiles, column = 0;
-        const Weights* w = c.parts;
-        for (;; ++w) {
-            const std::int64_t mine = (num_panels(w->outputs) + job.tile_panels - 1) / job.tile_panels;
-            if (tile < mine) break;
-            tile -= mine;
-            column += w->outputs;
-        }
-        run_tile(job, *w, form_of(*w, use_pairs), column, index % job.row_tiles * job.tile_rows, tile * job.tile_panels);
-    };
-    if (job.rows * all_outputs * c.width < kSmall) {
-        for (std::int64_t i = 0; i < stretches * stretch; ++i) run(i);
-    } else {
-        parallel_for(stretches * stretch, run);
-    }
+    const bool alone = job.rows * all_outputs * c.width < kSmall;
+    job.few ? run_few(job, use_pairs, alone) : run_many(job, use_pairs, alone);
 }
 
 }  // namespace

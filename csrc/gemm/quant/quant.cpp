@@ -60,7 +60,9 @@ void quantize_rows(const QuantizeCall& call, std::int64_t row_begin, std::int64_
     best_table(kTables).quantize(call, row_begin, row_end);
 }
 
-std::int64_t quant_scratch_bytes(Format format, std::int64_t width, std::int64_t, std::int64_t rows) {
+int quant_streams(Format format, std::int64_t rows) { return rows == 1 ? best_table(kTables).streams(format) : 1; }
+
+std::int64_t quant_scratch_bytes(Format format, std::int64_t width, std::int64_t rows) {
     return best_table(kTables).scratch_bytes(format, width, rows);
 }
 

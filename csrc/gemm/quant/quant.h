@@ -37,13 +37,18 @@ void quantize_rows(const QuantizeCall& call, std::int64_t row_begin, std::int64_
 struct QuantTile {
     const Weights* w;
     const void* rows;  // row 0
-    std::int64_t panel_begin, panel_end, row_begin, row_end;
+    std::int64_t panel_begin, panel_end;
+    std::int64_t apart;  // not 0, where quant_streams() is 2: also as many panels so much further on, their sums behind the others'
+    std::int64_t row_begin, row_end;
     float* out;
     std::int64_t out_stride;
 };
 
-// Bytes of scratch that quant_tile wants for tiles of so many panels and rows.
-std::int64_t quant_scratch_bytes(Format format, std::int64_t width, std::int64_t panels, std::int64_t rows);
+// Panels, 1 or 2, that are best read side by side for so many rows.
+int quant_streams(Format format, std::int64_t rows);
+
+// Bytes of scratch that quant_tile wants for tiles of so many rows.
+std::int64_t quant_scratch_bytes(Format format, std::int64_t width, std::int64_t rows);
 
 // On the calling thread. `scratch` is 64-byte aligned. Sums carry no bias.
 void quant_tile(const QuantTile& tile, void* scratch);

@@ -10,6 +10,6 @@
 
 namespace canter {
 
-const QuantTable kAmxQuant = {&amx::quantize_rows, &amx::quant_tile, &amx::quant_scratch};
+const QuantTable kAmxQuant = {&amx::quantize_rows, &amx::quant_tile, &amx::quant_scratch, &amx::quant_streams};
 
 }  // namespace canter

@@ -7,6 +7,6 @@
 
 namespace canter {
 
-const QuantTable kAvx2Quant = {&avx2::quantize_rows, &avx2::quant_tile, &avx2::quant_scratch};
+const QuantTable kAvx2Quant = {&avx2::quantize_rows, &avx2::quant_tile, &avx2::quant_scratch, &avx2::quant_streams};
 
 }  // namespace canter

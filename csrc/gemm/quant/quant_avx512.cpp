@@ -7,6 +7,6 @@
 
 namespace canter {
 
-const QuantTable kAvx512Quant = {&avx512::quantize_rows, &avx512::quant_tile, &avx512::quant_scratch};
+const QuantTable kAvx512Quant = {&avx512::quantize_rows, &avx512::quant_tile, &avx512::quant_scratch, &avx512::quant_streams};
 
 }  // namespace canter

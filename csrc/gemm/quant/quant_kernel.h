@@ -11,6 +11,12 @@ using Codes = Ops::Codes;
 using Ints = Ops::Ints;
 using Floats = Ops::Floats;
 
+// Panels read side by side for a single row. Two of five or six bits would find too few registers.
+constexpr int streams_of(Format format) {
+    const int bits = quant_layout(format).bits;
+    return bits == 4 || bits == 8 ? Ops::kStreams : 1;
+}
+
 template <Format F>
 struct Traits {
     using Panel = Ops;  // a name that depends on the format, for operations that not every instruction set has
@@ -21,8 +27,7 @@ struct Traits {
     static constexpr bool minima = layout.minima, halves = layout.halves;
     static constexpr bool split = halves || by_group;             // a float for either half of a run: its scale, or that of x, is its own
     static constexpr bool wide = bits == 8 && Ops::kSplitsBytes;  // codes and x as 16 bits each
-    // Panels read side by side for a single row. Two of five or six bits would find too few registers.
-    static constexpr int streams = bits == 4 || bits == 8 ? Ops::kStreams : 1;
+    static constexpr int streams = streams_of(F);
     // Unsigned codes of five bits fit the 16-bit sums less 16 only.
     static constexpr bool recentred = bits == 5 && minima && Ops::kShortSums;
     // A run in scratch: its codes, then floats [16]: scale (two with halves), minimum, and zeros as int32.
@@ -354,6 +359,8 @@ inline std::int64_t quant_scratch(Format format, std::int64_t width, std::int64_
     return wide + (rows <= Ops::kFewRows ? 0 : Ops::kTilePanels * kChunkRuns * kScratchRun);
 }
 
+inline int quant_streams(Format format) { return streams_of(format); }
+
 // Codes of a row as 16 bits, and its scales.
 inline void widen_row(const RowRun* runs, std::int64_t count, std::int16_t* out, float* scales) {
     for (std::int64_t i = 0; i < count; ++i, out += 32) {
@@ -369,12 +376,11 @@ inline void scale_outputs(const std::uint8_t* panel, float* sums) {
     }
 }
 
-// R rows times P panels, the first of them `panel`, the others `apart` panels from one to the next.
+// R rows times panel n of the tile and, for two, the one that lies apart.
 template <class T, int R, int P>
-inline void side_by_side(const QuantTile& t, std::int64_t block_bytes, std::int64_t panel_bytes, const Row (&rows)[R], std::int64_t panel,
-                         std::int64_t apart) {
+inline void side_by_side(const QuantTile& t, std::int64_t block_bytes, std::int64_t panel_bytes, const Row (&rows)[R], std::int64_t n) {
     alignas(64) float sums[R * P * 16] = {};
-    const auto place = [&](int p) { return t.w->data + (panel + p * apart) * panel_bytes; };
+    const auto place = [&](int p) { return t.w->data + (t.panel_begin + n + p * t.apart) * panel_bytes; };
     if constexpr (P == 1) {
         Packed<T> source[1] = {Packed<T>(place(0), block_bytes, 0)};
         accumulate<T, R, 1>(source, rows, row_runs(t.w->width), sums);
@@ -385,7 +391,7 @@ inline void side_by_side(const QuantTile& t, std::int64_t block_bytes, std::int6
     for (int i = 0; i < R * P; ++i) {
         const int r = i / P, p = i % P;
         scale_outputs<T>(place(p), sums + 16 * i);
-        Ops::store_floats(t.out + r * t.out_stride + (panel + p * apart - t.panel_begin) * 16, Ops::load_floats(sums + 16 * i));
+        Ops::store_floats(t.out + r * t.out_stride + (n + p * (t.panel_end - t.panel_begin)) * 16, Ops::load_floats(sums + 16 * i));
     }
 }
 
@@ -404,14 +410,14 @@ inline void few_rows(const QuantTile& t, std::int64_t block_bytes, std::int64_t 
             rows[r].scales = scales;
         }
     }
-    std::int64_t n = t.panel_begin;
-    // Either half of the tile is read from end to end: the machine itself looks ahead along both.
+    const std::int64_t panels = t.panel_end - t.panel_begin;
     if constexpr (R == 1 && T::streams == 2) {
-        const std::int64_t half = (t.panel_end - t.panel_begin) / 2;
-        for (; n < t.panel_begin + half; ++n) side_by_side<T, R, 2>(t, block_bytes, panel_bytes, rows, n, half);
-        n += half;
+        if (t.apart > 0) {
+            for (std::int64_t n = 0; n < panels; ++n) side_by_side<T, R, 2>(t, block_bytes, panel_bytes, rows, n);
+            return;
+        }
     }
-    for (; n < t.panel_end; ++n) side_by_side<T, R, 1>(t, block_bytes, panel_bytes, rows, n, 0);
+    for (std::int64_t n = 0; n < panels; ++n) side_by_side<T, R, 1>(t, block_bytes, panel_bytes, rows, n);
 }
 
 // R rows times P unpacked panels over `runs` runs, added to `out` or, for the first of them, set there.

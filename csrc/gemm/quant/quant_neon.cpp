@@ -7,6 +7,6 @@
 
 namespace canter {
 
-const QuantTable kNeonQuant = {&neon::quantize_rows, &neon::quant_tile, &neon::quant_scratch};
+const QuantTable kNeonQuant = {&neon::quantize_rows, &neon::quant_tile, &neon::quant_scratch, &neon::quant_streams};
 
 }  // namespace canter

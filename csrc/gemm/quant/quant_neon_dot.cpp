@@ -8,6 +8,6 @@
 
 namespace canter {
 
-const QuantTable kNeonDotQuant = {&neon_dot::quantize_rows, &neon_dot::quant_tile, &neon_dot::quant_scratch};
+const QuantTable kNeonDotQuant = {&neon_dot::quantize_rows, &neon_dot::quant_tile, &neon_dot::quant_scratch, &neon_dot::quant_streams};
 
 }  // namespace canter

@@ -7,6 +7,6 @@
 
 namespace canter {
 
-const QuantTable kScalarQuant = {&scalar::quantize_rows, &scalar::quant_tile, &scalar::quant_scratch};
+const QuantTable kScalarQuant = {&scalar::quantize_rows, &scalar::quant_tile, &scalar::quant_scratch, &scalar::quant_streams};
 
 }  // namespace canter

@@ -12,6 +12,7 @@ struct QuantTable {
     void (*quantize)(const QuantizeCall& call, std::int64_t row_begin, std::int64_t row_end);
     void (*tile)(const QuantTile& tile, std::int64_t block_bytes, std::int64_t panel_bytes, std::uint8_t* scratch);
     std::int64_t (*scratch_bytes)(Format format, std::int64_t width, std::int64_t rows);
+    int (*streams)(Format format);  // panels read side by side for one row
 };
 
 extern const QuantTable kScalarQuant;
