@@ -114,7 +114,8 @@ inline void write_kv(const WriteKVArgs& a, std::int64_t begin, std::int64_t end)
 // Rows whose sums stay in registers together, and registers of keys (or of a value) beside them: enough sums to hide the latency
 // of their additions, and few enough that keys, and one query's element, find registers too.
 inline constexpr int kTileRows = Vec::registers > 16 ? 8 : 6;
-inline constexpr int tile_vectors(int rows) { return rows > (Vec::registers > 16 ? 4 : 2) ? 2 : 4; }
+// `split`: keys and values take registers in pairs.
+inline constexpr int tile_vectors(int rows, bool split) { return rows > (Vec::registers > 16 ? 4 : split ? 2 : 3) ? 2 : 4; }
 
 inline constexpr int kPanelVectors = static_cast<int>(kPanel) / Vec::width;
 inline constexpr int kLine = 64;  // bytes of a cache line
@@ -134,18 +135,31 @@ struct PanelKeys {
 
 template <class C, int R, int V, int H>
 __attribute__((always_inline)) inline void score_step(const float* q, const char** at, std::int64_t row, Reg (*sums)[V]) {
-    Reg k[V];
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) {
-        // Two-byte elements are read again for each of them: kept in registers, they would push out sums.
-        if constexpr (C::step == 2) asm("" : "+r"(at[v]));
-        k[v] = C::template key<H>(at[v], row);
-    }
+    // Two-byte elements are read again for each of them: kept in registers, they would push out sums.
+    if constexpr (R < V) {
+        Reg x[R];
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-        const Reg x = Vec::set1(q[r]);
+        for (int r = 0; r < R; ++r) x[r] = Vec::set1(q[r]);
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) sums[r][v] = Vec::fma(x, k[v], sums[r][v]);
+        for (int v = 0; v < V; ++v) {
+            if constexpr (C::step == 2) asm("" : "+r"(at[v]));
+            const Reg k = C::template key<H>(at[v], row);
+#pragma GCC unroll 16
+            for (int r = 0; r < R; ++r) sums[r][v] = Vec::fma(x[r], k, sums[r][v]);
+        }
+    } else {
+        Reg k[V];
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) {
+            if constexpr (C::step == 2) asm("" : "+r"(at[v]));
+            k[v] = C::template key<H>(at[v], row);
+        }
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r) {
+            const Reg x = Vec::set1(q[r]);
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) sums[r][v] = Vec::fma(x, k[v], sums[r][v]);
+        }
     }
 }
 
@@ -197,7 +211,7 @@ inline void score_tile(const float* q, const PanelKeys& keys, int first, std::in
 template <class C, int R>
 inline void score_rows(const float* q, const PanelKeys& keys, bool ahead, std::int64_t steps, float* out) {
     // Four elements are taken apart at once, and wait in registers.
-    constexpr int most = C::step == 4 || kPanelVectors < 4 ? 2 : 4, V = tile_vectors(R) < most ? tile_vectors(R) : most;
+    constexpr int most = C::step == 4 || kPanelVectors < 4 ? 2 : 4, fitting = tile_vectors(R, C::split), V = fitting < most ? fitting : most;
     for (int v = 0; v < kPanelVectors; v += V) {
         if (ahead) score_tile<C, R, V, true>(q, keys, v, steps, out + v * Vec::width);
         else score_tile<C, R, V, false>(q, keys, v, steps, out + v * Vec::width);
@@ -261,6 +275,24 @@ inline void value_tile(const float* weights, const ValueRun<typename C::Element>
             for (std::int64_t b = first; b < last; b += kLine) __builtin_prefetch(runs[i].ahead + b, 0, 2);
         }
         for (; weights < end; ++weights, at += stride) {
+            if constexpr (R < V) {
+                Reg w[R];
+#pragma GCC unroll 16
+                for (int r = 0; r < R; ++r) w[r] = Vec::set1(weights[r * kScoreStride]);
+                constexpr int together = split ? 2 : 1;
+#pragma GCC unroll 8
+                for (int v = 0; v < V; v += together) {
+                    Reg value[together];
+                    if constexpr (split) C::load_split(at + v * Vec::width, value[0], value[1]);
+                    else value[0] = C::load(at + v * Vec::width);
+#pragma GCC unroll 16
+                    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+                        for (int i = 0; i < together; ++i) total[r][v + i] = Vec::fma(w[r], value[i], total[r][v + i]);
+                    }
+                }
+                continue;
+            }
             Reg value[V];
             if constexpr (split) {
 #pragma GCC unroll 8
@@ -294,7 +326,7 @@ inline void value_tile(const float* weights, const ValueRun<typename C::Element>
 template <class C, int R>
 inline void value_rows(const float* weights, const ValueRun<typename C::Element>* runs, int num_runs, std::int64_t width,
                        std::int64_t stride, float* sums) {
-    constexpr int V = tile_vectors(R);
+    constexpr int V = tile_vectors(R, C::split);
     std::int64_t d = 0;
     for (; d + V * Vec::width <= width; d += V * Vec::width) value_tile<C, R, V>(weights, runs, num_runs, d, stride, sums, width);
     if constexpr (V > 2) {
@@ -430,37 +462,60 @@ struct Counts {
 inline constexpr Counts kCounts;
 
 // Turn a row's scores of keys [low, high) of a span into weights; give their maximum and sum. Registers begin at fixed keys of
-// the span, and keys outside weigh nothing, so neither depends on what other rows of the tile see.
-inline void weigh_row(float* scores, std::int64_t low, std::int64_t high, float scale, float softcap, Bias bias,
-                      const float* k_scale, const float* v_scale, float& top, float& total) {
+// the span, and keys outside weigh nothing, so neither depends on what other rows of the tile see. Plain: scores are scaled and no
+// more.
+template <bool Plain>
+inline void weigh_scores(float* scores, std::int64_t low, std::int64_t high, float scale, float softcap, Bias bias, const float* k_scale,
+                         const float* v_scale, float& top, float& total) {
     constexpr std::int64_t W = Vec::width;
     const std::int64_t begin = low / W * W, end = (high + W - 1) / W * W;
     const Reg factor = Vec::set1(scale);
     const float nothing = -__builtin_inff();
     Reg highest = Vec::set1(nothing);
-    for (std::int64_t j = begin; j < end; j += W) {
+    const auto change = [&](std::int64_t j) {
         Reg v = Vec::mul(Vec::load(scores + j), factor);
-        if (k_scale) v = Vec::mul(v, Vec::load(k_scale + j));
-        if (softcap > 0) v = cap_scores(v, softcap);
-        if (bias.slope != 0) v = Vec::fma(Vec::set1(bias.slope), Vec::add(Vec::load(kCounts.at + j), Vec::set1(bias.distance)), v);
-        Vec::store(scores + j, v);
-        if (j < low || j + W > high) {
-            for (std::int64_t i = j; i < low; ++i) scores[i] = nothing;
-            for (std::int64_t i = greater(high, j); i < j + W; ++i) scores[i] = nothing;
-            v = Vec::load(scores + j);
+        if constexpr (!Plain) {
+            if (k_scale) v = Vec::mul(v, Vec::load(k_scale + j));
+            if (softcap > 0) v = cap_scores(v, softcap);
+            if (bias.slope != 0) v = Vec::fma(Vec::set1(bias.slope), Vec::add(Vec::load(kCounts.at + j), Vec::set1(bias.distance)), v);
         }
-        highest = Vec::max(highest, v);
+        Vec::store(scores + j, v);
+        return v;
+    };
+    const auto change_some = [&](std::int64_t j) {
+        change(j);
+        for (std::int64_t i = j; i < low; ++i) scores[i] = nothing;
+        for (std::int64_t i = greater(high, j); i < j + W; ++i) scores[i] = nothing;
+        highest = Vec::max(highest, Vec::load(scores + j));
+    };
+    std::int64_t j = begin;
+    if (j < low) {
+        change_some(j);
+        j += W;
     }
+    for (; j + W <= high; j += W) highest = Vec::max(highest, change(j));
+    if (j < end) change_some(j);
     top = Vec::highest(highest);
     const Reg most = Vec::set1(top);
     Reg sum = Vec::zero();
-    for (std::int64_t j = begin; j < end; j += W) {
+    for (j = begin; j < end; j += W) {
         Reg weight = exp_falling(Vec::sub(Vec::load(scores + j), most));
         sum = Vec::add(sum, weight);
-        if (v_scale) weight = Vec::mul(weight, Vec::load(v_scale + j));
+        if constexpr (!Plain) {
+            if (v_scale) weight = Vec::mul(weight, Vec::load(v_scale + j));
+        }
         Vec::store(scores + j, weight);
     }
     total = Vec::sum(sum);
+}
+
+inline void weigh_row(float* scores, std::int64_t low, std::int64_t high, float scale, float softcap, Bias bias, const float* k_scale,
+                      const float* v_scale, float& top, float& total) {
+    if (k_scale || v_scale || softcap > 0 || bias.slope != 0) {
+        weigh_scores<false>(scores, low, high, scale, softcap, bias, k_scale, v_scale, top, total);
+    } else {
+        weigh_scores<true>(scores, low, high, scale, softcap, bias, k_scale, v_scale, top, total);
+    }
 }
 
 // Merge a span's sums into those of the spans before it. total 0: nothing there yet, or nothing in the span.

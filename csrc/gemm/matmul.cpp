@@ -49,7 +49,7 @@ std::int64_t aligned(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // One block of rows of a call, and how it is cut.
 struct Job {
-    const MatmulCall& call;
+    const MatmulCall call;
     const FloatKernels& kernels;
     std::int64_t row_begin, rows;
     bool few;
@@ -143,43 +143,53 @@ struct Piece {
 constexpr std::int64_t kFewBytes = 256 << 10;
 constexpr std::int64_t kFewTiles = 12;
 
-// The weights pass by once, in a stretch for each thread.
-void run_few(const Job& job, bool use_pairs, bool alone) {
-    const MatmulCall& c = job.call;
-    const auto group_of = [&](const Weights& w) { return form_of(w, use_pairs) < Form::runs ? job.kernels.stream_panels : 1; };
-    const auto groups_of = [&](const Weights& w) { return (num_panels(w.outputs) + group_of(w) - 1) / group_of(w); };
-    std::int64_t groups = 0;
-    for (std::int64_t i = 0; i < c.num_parts; ++i) groups += groups_of(c.parts[i]);
-    const std::int64_t stretches = alone ? 1 : std::min<std::int64_t>(num_threads(), kMostStretches);
+// Few rows: the weights pass by once, in a stretch for each thread. Holds all that a thread must know, side by side.
+class FewRows {
+public:
+    FewRows(const Job& job, bool use_pairs, bool alone)
+        : job_(job), use_pairs_(use_pairs), stretches_(alone ? 1 : std::min<std::int64_t>(num_threads(), kMostStretches)) {
+        for (std::int64_t i = 0; i < job.call.num_parts; ++i) groups_ += groups_of(job.call.parts[i]);
+    }
 
-    // each(part, its first output, piece) for what there is of a stretch.
-    const auto walk = [&](std::int64_t stretch, const auto& each) {
-        const std::int64_t begin = groups * stretch / stretches, end = groups * (stretch + 1) / stretches;
-        std::int64_t first = 0, column = 0;
+    std::int64_t stretches() const { return stretches_; }
+
+    void operator()(std::int64_t stretch, Items& items) const {
+        const MatmulCall& c = job_.call;
+        const std::int64_t begin = groups_ * stretch / stretches_, end = groups_ * (stretch + 1) / stretches_;
+        std::int64_t first = 0, column = 0, tile = items.take(), before = 0;
         for (const Weights* w = c.parts; w != c.parts + c.num_parts && first < end; ++w) {
-            const std::int64_t group = group_of(*w), mine = groups_of(*w);
+            const std::int64_t mine = groups_of(*w);
             if (begin < first + mine) {
-                const std::int64_t bytes = panel_bytes(w->format, w->width, w->group);
-                const bool halves = form_of(*w, use_pairs) >= Form::runs && quant_streams(w->format, job.rows) == 2;
-                Piece piece{(std::max(begin, first) - first) * group, std::min((end - first) * group, num_panels(w->outputs)), 1, halves};
-                const std::int64_t panels = halves ? piece.half() : piece.end - piece.begin;
-                const std::int64_t most = std::min(kFewBytes / (halves ? 2 * bytes : bytes), panels / kFewTiles);
-                piece.each = std::max(group, most / group * group);
-                each(*w, column, piece);
+                const Piece piece = piece_of(*w, std::max(begin, first) - first, end - first);
+                const std::int64_t tiles = piece.tiles();
+                for (; tile - before < tiles; tile = items.take()) run_tile(job_, *w, form(*w), column, 0, piece.tile(tile - before));
+                before += tiles;
             }
             first += mine;
             column += w->outputs;
         }
-    };
-    parallel_stretches(stretches, [&](std::int64_t stretch, const auto& next) {
-        std::int64_t tile = next(), before = 0;
-        walk(stretch, [&](const Weights& w, std::int64_t column, const Piece& piece) {
-            const std::int64_t tiles = piece.tiles();
-            for (; tile - before < tiles; tile = next()) run_tile(job, w, form_of(w, use_pairs), column, 0, piece.tile(tile - before));
-            before += tiles;
-        });
-    });
-}
+    }
+
+private:
+    Form form(const Weights& w) const { return form_of(w, use_pairs_); }
+    // Panels that a kernel reads side by side where it finds them so.
+    std::int64_t group_of(const Weights& w) const { return form(w) < Form::runs ? job_.kernels.stream_panels : 1; }
+    std::int64_t groups_of(const Weights& w) const { return (num_panels(w.outputs) + group_of(w) - 1) / group_of(w); }
+
+    Piece piece_of(const Weights& w, std::int64_t begin, std::int64_t end) const {
+        const std::int64_t group = group_of(w), bytes = panel_bytes(w.format, w.width, w.group);
+        Piece piece{begin * group, std::min(end * group, num_panels(w.outputs)), 1, false};
+        piece.halves = form(w) >= Form::runs && quant_streams(w.format, job_.rows) == 2;
+        const std::int64_t panels = piece.halves ? piece.half() : piece.end - piece.begin;
+        const std::int64_t most = std::min(kFewBytes / (piece.halves ? 2 * bytes : bytes), panels / kFewTiles);
+        piece.each = std::max(group, most / group * group);
+        return piece;
+    }
+
+    Job job_;
+    bool use_pairs_;
+    std::int64_t stretches_, groups_ = 0;
+};
 
 // Tiles of rows and panels.
 void run_many(Job& job, bool use_pairs, bool alone) {
@@ -235,7 +245,12 @@ void run_block(Job& job) {
         place += form_bytes(job, form);
     }
     const bool alone = job.rows * all_outputs * c.width < kSmall;
-    job.few ? run_few(job, use_pairs, alone) : run_many(job, use_pairs, alone);
+    if (job.few) {
+        const FewRows few(job, use_pairs, alone);
+        parallel_stretches(few.stretches(), few);
+    } else {
+        run_many(job, use_pairs, alone);
+    }
 }
 
 }  // namespace

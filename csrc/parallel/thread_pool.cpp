@@ -42,6 +42,9 @@ constexpr int kPausesPerLook = 32;  // between two looks at the clock
 // A region is published as a ticket: | generation | number of tasks | next unclaimed task |. One addition claims a task and
 // tells which region it is of and whether there is such a task, so a thread that comes late can take nothing by mistake: a
 // valid claim keeps its region open, and with it the fields that describe the region.
+//
+// A small region lasts a few microseconds, and fetching what another processor has written takes a good part of one, each time. So
+// what describes a region lies beside its ticket; the caller has task 0 without claiming it; and no counter is set back.
 class ThreadPool {
 public:
     // `replaced`: the pool that this one follows.
@@ -49,14 +52,13 @@ public:
 
     int threads() const { return num_threads_; }
 
-    void run(std::int64_t count, Task task, const void* context) {
-        if (count <= 1 || num_threads_ == 1 || busy_.exchange(true, std::memory_order_acquire)) {
+    void run(std::int64_t count, Task task, const void* context, std::size_t bytes) {
+        if (count <= 1 || !take_workers()) {
             for (std::int64_t i = 0; i < count; ++i) task(context, i);
             return;
         }
-        if (!stopping_.load()) start();
         if (count <= kMaxTasks) {
-            run_region(static_cast<std::uint64_t>(count), task, context);
+            run_region({task, nullptr, context, bytes}, static_cast<std::uint64_t>(count));
         } else {
             struct Chunks {
                 std::int64_t count, each;
@@ -67,8 +69,20 @@ public:
                 const Chunks& c = *static_cast<const Chunks*>(given);
                 for (std::int64_t i = index * c.each; i < std::min(c.count, (index + 1) * c.each); ++i) c.task(c.context, i);
             };
-            run_region(static_cast<std::uint64_t>((count + chunks.each - 1) / chunks.each), run_chunk, &chunks);
+            run_region({run_chunk, nullptr, &chunks, sizeof chunks}, static_cast<std::uint64_t>((count + chunks.each - 1) / chunks.each));
         }
+        busy_.store(false, std::memory_order_release);
+    }
+
+    void run_stretches(std::int64_t stretches, StretchTask task, const void* context, std::size_t bytes) {
+        if (stretches <= 1 || !take_workers()) {
+            for (std::int64_t s = 0; s < stretches; ++s) {
+                Items items(nullptr, 0, true);
+                task(context, s, items);
+            }
+            return;
+        }
+        run_region({nullptr, task, context, bytes}, static_cast<std::uint64_t>(stretches));
         busy_.store(false, std::memory_order_release);
     }
 
@@ -90,6 +104,21 @@ private:
     // Threads that find nothing left still count the next task up: it must not run into the number of tasks.
     static constexpr std::int64_t kMaxTasks = std::int64_t{1} << (kTaskBits - 1);
 
+    // What the tasks of a region are: one of the two, and its context.
+    struct Work {
+        Task task;
+        StretchTask stretch_task;
+        const void* context;
+        std::size_t bytes;
+    };
+
+    // Whether the workers are the caller's until it sets busy_ back.
+    bool take_workers() {
+        if (num_threads_ == 1 || busy_.exchange(true, std::memory_order_acquire)) return false;
+        if (!stopping_.load()) start();
+        return true;
+    }
+
     // Where the system gives no more threads, those that there are do the work.
     void start() {
         try {
@@ -98,38 +127,68 @@ private:
         }
     }
 
-    void run_region(std::uint64_t count, Task task, const void* context) {
+    void run_region(const Work& work, std::uint64_t count) {
         // The region before is done, so nobody reads these: only a valid claim does.
-        task_.store(task, std::memory_order_relaxed);
-        context_.store(context, std::memory_order_relaxed);
-        done_.store(0, std::memory_order_relaxed);
-        const std::uint64_t generation = (ticket_.load(std::memory_order_relaxed) >> kGenerationShift) + 1;
-        ticket_.store(generation << kGenerationShift | count << kCountShift);  // before the look at the sleepers
-        if (sleepers_.load() > 0) {
+        region_.task.store(work.task, std::memory_order_relaxed);
+        region_.stretch_task.store(work.stretch_task, std::memory_order_relaxed);
+        region_.context.store(work.context, std::memory_order_relaxed);
+        region_.bytes.store(work.bytes, std::memory_order_relaxed);
+        region_.number.store(++regions_, std::memory_order_relaxed);
+        region_.ticket.store(regions_ << kGenerationShift | count << kCountShift | 1, std::memory_order_release);
+        // Who goes to sleep right now may be overlooked: this region is done without it, and the next one wakes it up.
+        if (sleepers_.load(std::memory_order_relaxed) > 0) {
             { const std::lock_guard<std::mutex> lock(sleep_); }
             wake_.notify_all();
         }
-        drain();
-        for (int pauses = 0; done_.load(std::memory_order_acquire) < count; ++pauses) {
+        std::uint64_t finished = 0, index = 0;
+        const auto others = [&] { return done_.load(std::memory_order_acquire) - counted_; };
+        while (index < count) {
+            run_task(work, index, count, regions_);
+            ++finished;
+            if (others() + finished == count) break;
+            index = region_.ticket.fetch_add(1, std::memory_order_acq_rel) & kTaskMask;
+        }
+        for (int pauses = 0; others() + finished < count; ++pauses) {
             if (pauses < kPausesPerLook * kPausesPerLook) pause_cpu();
             else std::this_thread::yield();  // whoever has the last task may need this processor
         }
+        counted_ += count - finished;
     }
 
-    // Run tasks until none is left. Returns the generation that had none.
+    void run_task(const Work& work, std::uint64_t index, std::uint64_t count, std::uint64_t region) {
+        if (work.task) return work.task(work.context, static_cast<std::int64_t>(index));
+        for (std::uint64_t n = 0; n < count; ++n) {
+            const std::uint64_t stretch = (index + n) % count;
+            Items items(&next_items_[stretch], region, n == 0);
+            work.stretch_task(work.context, static_cast<std::int64_t>(stretch), items);
+        }
+    }
+
+    // What a worker does for a region: tasks until none is left. Returns the generation that had none.
     std::uint64_t drain() {
-        for (std::uint64_t finished = 0;; ++finished) {
-            const std::uint64_t ticket = ticket_.fetch_add(1, std::memory_order_acq_rel);
-            if ((ticket & kTaskMask) >= (ticket >> kCountShift & kTaskMask)) {
+        // Asked for all at once. An address that is out of date does no harm here.
+        const char* context = static_cast<const char*>(region_.context.load(std::memory_order_relaxed));
+        const std::size_t bytes = std::min<std::size_t>(region_.bytes.load(std::memory_order_relaxed), 512);
+        for (std::size_t i = 0; i < bytes; i += 64) __builtin_prefetch(context + i);
+        for (std::uint64_t finished = 0;;) {
+            const std::uint64_t ticket = region_.ticket.fetch_add(1, std::memory_order_acq_rel);
+            const std::uint64_t index = ticket & kTaskMask, count = ticket >> kCountShift & kTaskMask;
+            if (index < count) {
+                if (finished == 0) __builtin_prefetch(&done_, 1, 3);
+                const Work work{region_.task.load(std::memory_order_relaxed), region_.stretch_task.load(std::memory_order_relaxed),
+                                region_.context.load(std::memory_order_relaxed), 0};
+                run_task(work, index, count, region_.number.load(std::memory_order_relaxed));
+                ++finished;
+            }
+            if (index + 1 >= count) {
                 // All at once: a region can't end in between, for the tasks that are not counted yet keep it open.
                 if (finished > 0) done_.fetch_add(finished, std::memory_order_release);
                 return ticket >> kGenerationShift;
             }
-            task_.load(std::memory_order_relaxed)(context_.load(std::memory_order_relaxed), static_cast<std::int64_t>(ticket & kTaskMask));
         }
     }
 
-    std::uint64_t generation() const { return ticket_.load(std::memory_order_acquire) >> kGenerationShift; }
+    std::uint64_t generation() const { return region_.ticket.load(std::memory_order_acquire) >> kGenerationShift; }
 
     void work() {
         std::uint64_t seen = 0;
@@ -154,7 +213,7 @@ private:
     void sleep_until_changed(std::uint64_t seen) {
         std::unique_lock<std::mutex> lock(sleep_);
         sleepers_.fetch_add(1);
-        wake_.wait(lock, [&] { return stopping_.load() || ticket_.load() >> kGenerationShift != seen; });
+        wake_.wait(lock, [&] { return stopping_.load() || generation() != seen; });
         sleepers_.fetch_sub(1);
     }
 
@@ -162,13 +221,21 @@ private:
     // Held so that what stays allocated for good also stays within reach: to a leak checker, memory that nothing points to is lost.
     [[maybe_unused]] const ThreadPool* const replaced_;
     std::vector<std::thread> workers_;
-    alignas(64) std::atomic<std::uint64_t> ticket_{0};
-    alignas(64) std::atomic<std::uint64_t> done_{0};
-    alignas(64) std::atomic<Task> task_{nullptr};
-    std::atomic<const void*> context_{nullptr};
+    struct alignas(64) Region {
+        std::atomic<std::uint64_t> ticket{0};
+        std::atomic<Task> task{nullptr};
+        std::atomic<StretchTask> stretch_task{nullptr};
+        std::atomic<const void*> context{nullptr};
+        std::atomic<std::size_t> bytes{0};
+        std::atomic<std::uint64_t> number{0};
+    } region_;
+    alignas(64) std::atomic<std::uint64_t> done_{0};  // tasks that workers have done, of all regions
+    alignas(64) std::uint64_t regions_ = 0;           // so far; these two are of whoever has set busy_
+    std::uint64_t counted_ = 0;                       // of done_, in regions that have ended
     std::atomic<int> sleepers_{0};
     std::atomic<bool> stopping_{false};
     alignas(64) std::atomic<bool> busy_{false};
+    NextItem next_items_[kMostStretches];
     std::mutex sleep_;
     std::condition_variable wake_;
 };
@@ -259,8 +326,12 @@ void set_num_threads(int count) {
     old.stop();
 }
 
-void run_tasks(std::int64_t count, Task task, const void* context) {
-    if (count > 0) pool().run(count, task, context);
+void run_tasks(std::int64_t count, Task task, const void* context, std::size_t bytes) {
+    if (count > 0) pool().run(count, task, context, bytes);
+}
+
+void run_stretches(std::int64_t stretches, StretchTask task, const void* context, std::size_t bytes) {
+    pool().run_stretches(stretches, task, context, bytes);
 }
 
 float* scratch_floats(Scratch slot, std::size_t count) {

@@ -18,31 +18,63 @@ void set_num_threads(int count);
 using Task = void (*)(const void* context, std::int64_t index);
 
 // Run task(context, i) for every i in [0, count), in any order and on any thread; returns when all are done. A region
-// that starts while another runs (a second Python thread) runs on its caller alone. Tasks must not throw.
-void run_tasks(std::int64_t count, Task task, const void* context);
+// that starts while another runs (a second Python thread) runs on its caller alone. Tasks must not throw. The first `bytes` of what
+// context points to are asked for at once by each thread that joins.
+void run_tasks(std::int64_t count, Task task, const void* context, std::size_t bytes);
 
 template <class F>
 void parallel_for(std::int64_t count, const F& body) {
-    run_tasks(count, [](const void* context, std::int64_t index) { (*static_cast<const F*>(context))(index); }, &body);
+    run_tasks(count, [](const void* context, std::int64_t index) { (*static_cast<const F*>(context))(index); }, &body, sizeof(F));
 }
+
+// Where the threads that share a stretch find what is to be done next: in the low kItemBits the number of the next item, above them
+// that of the region it is of. Where the region is an older one, nothing has been taken yet but item 0.
+struct alignas(64) NextItem {
+    std::atomic<std::uint64_t> value{0};
+};
+inline constexpr int kItemBits = 20;  // what is left counts regions for years
+
+// Gives the items of a stretch, numbered from 0, to whoever asks first. Item 0 is the owner's without asking, for it takes time to
+// fetch from another processor what it has written to.
+class Items {
+public:
+    // `next`: null where nobody else takes any.
+    Items(NextItem* next, std::uint64_t region, bool owner) : next_(next), region_(region << kItemBits), first_(owner) {}
+
+    std::int64_t take() {
+        if (first_) {
+            first_ = false;
+            if (next_) __builtin_prefetch(&next_->value, 1, 3);
+            return 0;
+        }
+        if (!next_) return alone_++;
+        std::uint64_t value = next_->value.load(std::memory_order_relaxed), next;
+        do {
+            next = value >> kItemBits == region_ >> kItemBits ? value : region_ | 1;
+        } while (!next_->value.compare_exchange_weak(value, next + 1, std::memory_order_relaxed));
+        return static_cast<std::int64_t>(next - region_);
+    }
+
+private:
+    NextItem* next_;
+    std::uint64_t region_;
+    bool first_;
+    std::int64_t alone_ = 1;
+};
 
 inline constexpr std::int64_t kMostStretches = 64;
 
-// body(s, next) for stretches s in [0, stretches), at most kMostStretches of them, by several threads each: next() gives what is to
-// be done, numbered 0, 1, ... within the stretch, to whoever asks first, and body returns when it has been given all there is. A
-// thread begins with a stretch of its own, as it is meant to read on where it left off, and then helps with the others.
+using StretchTask = void (*)(const void* context, std::int64_t stretch, Items& items);
+
+// Run task(context, s, items) for every stretch s in [0, stretches), at most kMostStretches, by several threads each: a task returns
+// when it is given an item that is none of the stretch's. A thread begins with a stretch of its own, as it is meant to read on where it
+// left off, and then helps with the others. Otherwise as run_tasks.
+void run_stretches(std::int64_t stretches, StretchTask task, const void* context, std::size_t bytes);
+
 template <class F>
 void parallel_stretches(std::int64_t stretches, const F& body) {
-    struct alignas(64) Next {
-        std::atomic<std::int64_t> item{0};
-    };
-    Next next[kMostStretches];
-    parallel_for(stretches, [&](std::int64_t first) {
-        for (std::int64_t n = 0; n < stretches; ++n) {
-            const std::int64_t stretch = (first + n) % stretches;
-            body(stretch, [&] { return next[stretch].item.fetch_add(1, std::memory_order_relaxed); });
-        }
-    });
+    const StretchTask task = [](const void* context, std::int64_t stretch, Items& items) { (*static_cast<const F*>(context))(stretch, items); };
+    run_stretches(stretches, task, &body, sizeof(F));
 }
 
 // This thread's scratch memory, 64-byte aligned, kept between calls. One live buffer per thread and slot.
