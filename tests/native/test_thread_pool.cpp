@@ -71,6 +71,48 @@ TEST_ONCE(results_are_visible) {
     }
 }
 
+// Stretches of 0, 3, 6, ... items, and one more than the rest: each item is given out once, whoever takes it.
+void check_stretches(std::int64_t stretches, int late_us) {
+    const auto items_of = [&](std::int64_t s) { return s == stretches - 1 ? 3 * s + 50 : 3 * s; };
+    std::vector<std::vector<std::atomic<int>>> runs;
+    for (std::int64_t s = 0; s < stretches; ++s) runs.emplace_back(static_cast<std::size_t>(items_of(s)));
+    std::atomic<int> began{0};
+    parallel_stretches(stretches, [&](std::int64_t s, Items& items) {
+        // Whoever comes to a stretch may be slow: others take what is left of it meanwhile, but not its first item.
+        if (late_us > 0 && began.fetch_add(1) % 2 == 0) ::usleep(static_cast<useconds_t>(late_us));
+        for (std::int64_t i; (i = items.take()) < items_of(s);) {
+            runs[static_cast<std::size_t>(s)][static_cast<std::size_t>(i)].fetch_add(1, std::memory_order_relaxed);
+        }
+    });
+    for (const auto& stretch : runs) {
+        for (const auto& n : stretch) CHECK(n.load(std::memory_order_relaxed) == 1);
+    }
+}
+
+TEST_ONCE(stretches_are_covered_once) {
+    for (const int threads : {1, 2, 3, 8}) {
+        set_num_threads(threads);
+        for (int round = 0; round < 500; ++round) {
+            for (const std::int64_t stretches : {0, 1, 2, 3, 8}) check_stretches(stretches, 0);
+            check_region(round % 5);
+        }
+        check_stretches(kMostStretches, 0);
+        for (int round = 0; round < 10; ++round) check_stretches(3, 300);
+    }
+}
+
+TEST_ONCE(stretches_of_several_callers) {
+    set_num_threads(3);
+    std::vector<std::thread> callers;
+    for (int i = 0; i < 3; ++i) {
+        callers.emplace_back([] {
+            for (int round = 0; round < 500; ++round) check_stretches(3, 0);
+        });
+    }
+    for (auto& caller : callers) caller.join();
+    parallel_for(4, [&](std::int64_t) { check_stretches(2, 0); });
+}
+
 TEST_ONCE(nested_regions) {
     set_num_threads(4);
     for (int round = 0; round < 200; ++round) {

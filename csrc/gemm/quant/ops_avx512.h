@@ -25,7 +25,7 @@ struct Ops {
     static constexpr bool kSplitsBytes = true, kShortSums = true;
 #endif
     static constexpr int kHeldSums = 12, kFewRows = 4, kTileRows = 6, kTilePanels = 2;
-    static constexpr int kStreams = 1, kAhead = 6144;
+    static constexpr int kStreams = 1, kAhead = 6144, kAheadOfTwo = 0, kLocality = 3;
 
     static __m512i word(const void* p) {
         std::int32_t value;

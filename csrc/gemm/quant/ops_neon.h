@@ -28,7 +28,7 @@ struct Ops {
     using Sum = Ints;
     static constexpr bool kSplitsBytes = false, kSignedBytes = true;
     static constexpr int kHeldSums = 1, kFewRows = 4, kTileRows = 4, kTilePanels = 1;
-    static constexpr int kStreams = 1, kAhead = 6144;
+    static constexpr int kStreams = 1, kAhead = 6144, kAheadOfTwo = 0, kLocality = 3;
 #else
     struct Sum {
         int16x8_t v[8];
@@ -36,7 +36,7 @@ struct Ops {
     };
     static constexpr bool kSplitsBytes = true;
     static constexpr int kHeldSums = 1, kFewRows = 1, kTileRows = 2, kTilePanels = 1;
-    static constexpr int kStreams = 1, kAhead = 6144;
+    static constexpr int kStreams = 1, kAhead = 6144, kAheadOfTwo = 0, kLocality = 3;
 #endif
     static constexpr bool kShortSums = false;  // what a sum starts at has 32 bits either way
 

@@ -18,7 +18,7 @@ struct Ops {
     using Sum = Ints;
     static constexpr bool kSplitsBytes = false, kShortSums = false;
     static constexpr int kHeldSums = 1, kFewRows = 1, kTileRows = 2, kTilePanels = 1;
-    static constexpr int kStreams = 1, kAhead = 6144;
+    static constexpr int kStreams = 1, kAhead = 6144, kAheadOfTwo = 0, kLocality = 3;
 
     template <class V>
     static V read(const void* p) {

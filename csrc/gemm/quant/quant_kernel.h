@@ -43,8 +43,8 @@ struct Row {
     const float* scales;
 };
 
-// What a kernel reads codes from: the packed panel itself, the memory asked ahead for what comes next or not ...
-template <class T, bool Ahead = true>
+// What a kernel reads codes from: the packed panel itself, while the memory is asked for what lies so many bytes ahead (0: it is not) ...
+template <class T, int Ahead>
 struct Packed {
     const std::uint8_t* block;  // header of the block at hand
     const std::uint8_t* at;     // codes of the run at hand
@@ -88,9 +88,9 @@ struct Packed {
             at += T::layout.header + bytes;
             block = at - T::layout.header;
         }
-        if constexpr (Ahead) {
+        if constexpr (Ahead > 0) {
 #pragma GCC unroll 16
-            for (int i = 0; i < bytes; i += 64) __builtin_prefetch(at + i + Ops::kAhead);
+            for (int i = 0; i < bytes; i += 64) __builtin_prefetch(at + i + Ahead, 0, Ops::kLocality);
         }
     }
 
@@ -159,7 +159,7 @@ struct Unpacked {
 };
 
 template <class T, int Q>
-inline void unpack_pair(const Packed<T, false>& source, std::uint8_t* out) {
+inline void unpack_pair(const Packed<T, 0>& source, std::uint8_t* out) {
     if constexpr (T::wide) {
         Ops::store(out + 256 * Q, source.template wide<2 * Q, false>());
         Ops::store(out + 256 * Q + 64, source.template wide<2 * Q, true>());
@@ -174,7 +174,7 @@ inline void unpack_pair(const Packed<T, false>& source, std::uint8_t* out) {
 }
 
 template <class T>
-inline void unpack_runs(Packed<T, false> source, std::int64_t runs, std::uint8_t* out) {
+inline void unpack_runs(Packed<T, 0> source, std::int64_t runs, std::uint8_t* out) {
     for (std::int64_t i = 0; i < runs; ++i, out += T::unpacked_bytes) {
         source.next();
         unpack_pair<T, 0>(source, out);
@@ -382,10 +382,13 @@ inline void side_by_side(const QuantTile& t, std::int64_t block_bytes, std::int6
     alignas(64) float sums[R * P * 16] = {};
     const auto place = [&](int p) { return t.w->data + (t.panel_begin + n + p * t.apart) * panel_bytes; };
     if constexpr (P == 1) {
-        Packed<T> source[1] = {Packed<T>(place(0), block_bytes, 0)};
+        using Source = Packed<T, Ops::kAhead>;
+        Source source[1] = {Source(place(0), block_bytes, 0)};
         accumulate<T, R, 1>(source, rows, row_runs(t.w->width), sums);
     } else {
-        Packed<T, false> source[2] = {Packed<T, false>(place(0), block_bytes, 0), Packed<T, false>(place(1), block_bytes, 0)};
+        // Codes of four bits take long enough to be worth asking for; of the others the machine itself keeps ahead.
+        using Source = Packed<T, T::bits == 4 ? Ops::kAheadOfTwo : 0>;
+        Source source[2] = {Source(place(0), block_bytes, 0), Source(place(1), block_bytes, 0)};
         accumulate<T, R, 2>(source, rows, row_runs(t.w->width), sums);
     }
     for (int i = 0; i < R * P; ++i) {
@@ -511,7 +514,7 @@ inline void many_rows(const QuantTile& t, std::int64_t block_bytes, std::int64_t
         const auto panels = [&]<int P>() {
             for (; n + P <= t.panel_end; n += P) {
                 for (int p = 0; p < P; ++p) {
-                    unpack_runs<T>(Packed<T, false>(t.w->data + (n + p) * panel_bytes, block_bytes, begin), count,
+                    unpack_runs<T>(Packed<T, 0>(t.w->data + (n + p) * panel_bytes, block_bytes, begin), count,
                                    scratch + p * kChunkRuns * T::unpacked_bytes);
                 }
                 float* out = t.out + (n - t.panel_begin) * 16;
