@@ -364,6 +364,7 @@ class Program:
         row_bytes: int,
         vocab: int,
         width: int,
+        is_mapped: bool,
         ids: Operand,
         out: Operand,
         out_type: int,

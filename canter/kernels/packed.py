@@ -143,3 +143,11 @@ class BlockRows:
     def row_bytes(self) -> int:
         """Bytes of a row."""
         return self.data.nbytes // max(1, self.shape[0])
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the data is a memory map's, and can't be written: then its pages may go back to the system at any time."""
+        owner: Any = self.data
+        while isinstance(owner, np.ndarray) and owner.base is not None:
+            owner = owner.base
+        return isinstance(owner, memoryview) and owner.readonly and isinstance(owner.obj, mmap.mmap)

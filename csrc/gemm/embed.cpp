@@ -1,5 +1,11 @@
 #include "gemm/embed.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+#include <algorithm>
 #include <stdexcept>
 
 #include "gemm/float_table.h"
@@ -22,6 +28,21 @@ void check_ids(const EmbedCall& call, std::int64_t vocab) {
 void scale_rows(const EmbedCall& call, std::int64_t begin, std::int64_t end, std::int64_t width) {
     if (call.scale == 1.0f) return;
     kernels().scale(static_cast<char*>(call.out) + begin * width * dtype_bytes(call.type), call.type, (end - begin) * width, call.scale);
+}
+
+// Rows of a mapped table whose pages stay: with what the system maps around them, at most 16 MB.
+constexpr std::int64_t kMostMappedRows = 256;
+
+// A later look maps pages again, from the system's cache of the file. Those that the table shares with its neighbours stay.
+void give_back(const BlockTable& table) {
+#if defined(__linux__)
+    const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE)), begin = reinterpret_cast<std::uintptr_t>(table.data);
+    const std::uintptr_t first = (begin + page - 1) / page * page;
+    const std::uintptr_t end = (begin + static_cast<std::uintptr_t>(table.row_bytes * table.vocab)) / page * page;
+    if (first < end) ::madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
+#else
+    static_cast<void>(table);
+#endif
 }
 
 }  // namespace
@@ -57,16 +78,26 @@ void embedding_packed(const Matrix& matrix, const EmbedCall& call) {
     });
 }
 
-void embedding_blocks(const BlockTable& table, const EmbedCall& call) {
+void embedding_blocks(const BlockTable& table, const EmbedCall& call, MappedRows* mapped) {
     check_ids(call, table.vocab);
     const std::int64_t blocks = table.width / table.layout->elements;
-    for_rows(call.rows, table.width, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t r = begin; r < end; ++r) {
-            void* place = static_cast<char*>(call.out) + r * table.width * dtype_bytes(call.type);
-            kernels().dequantize({table.data + call.ids[r] * table.row_bytes, place, call.type, table.layout, blocks}, 0, blocks);
+    for (std::int64_t done = 0; done < call.rows;) {
+        const std::int64_t rows = mapped ? std::min(call.rows - done, kMostMappedRows - mapped->count) : call.rows;
+        for_rows(rows, table.width, [&](std::int64_t begin, std::int64_t end) {
+            begin += done;
+            end += done;
+            for (std::int64_t r = begin; r < end; ++r) {
+                void* place = static_cast<char*>(call.out) + r * table.width * dtype_bytes(call.type);
+                kernels().dequantize({table.data + call.ids[r] * table.row_bytes, place, call.type, table.layout, blocks}, 0, blocks);
+            }
+            scale_rows(call, begin, end, table.width);
+        });
+        done += rows;
+        if (mapped && (mapped->count += rows) == kMostMappedRows) {
+            give_back(table);
+            mapped->count = 0;
         }
-        scale_rows(call, begin, end, table.width);
-    });
+    }
 }
 
 }  // namespace canter

@@ -25,6 +25,12 @@ struct BlockTable {
     std::int64_t row_bytes, vocab, width;
 };
 
+// Of a table that lies in a file mapped for reading: rows looked up since its pages were last given back. The system maps what lies
+// around a page too, so that a few thousand rows would bring all of a table in.
+struct MappedRows {
+    std::int64_t count = 0;
+};
+
 // Throws std::invalid_argument for an unknown type and for rows that do not hold so many elements.
 BlockTable block_table(const std::string& type_name, const std::uint8_t* data, std::int64_t row_bytes, std::int64_t vocab,
                        std::int64_t width);
@@ -33,6 +39,7 @@ BlockTable block_table(const std::string& type_name, const std::uint8_t* data, s
 void known_ids(const std::int64_t* ids, std::int64_t* out, std::int64_t rows, std::int64_t limit);
 // Throw std::out_of_range for an id outside the table.
 void embedding_packed(const Matrix& matrix, const EmbedCall& call);
-void embedding_blocks(const BlockTable& table, const EmbedCall& call);
+// `mapped`: null for a table in memory of its own. The pages of another go back whenever many rows have been looked up.
+void embedding_blocks(const BlockTable& table, const EmbedCall& call, MappedRows* mapped = nullptr);
 
 }  // namespace canter

@@ -31,10 +31,11 @@ void add_embedding_packed(Program& program, const Matrix& matrix, Operand ids, O
 }
 
 void add_embedding_blocks(Program& program, const std::string& type_name, Address data, std::int64_t row_bytes, std::int64_t vocab,
-                          std::int64_t width, Operand ids, Operand out, int out_type, float scale) {
+                          std::int64_t width, bool is_mapped, Operand ids, Operand out, int out_type, float scale) {
     const BlockTable table = block_table(type_name, at<std::uint8_t>(data), row_bytes, vocab, width);
-    program.add("embedding", [=](const Frame& frame) {
-        embedding_blocks(table, {ids.at<std::int64_t>(frame), out.at(frame), dtype_of(out_type), frame.rows, scale});
+    program.add("embedding", [=, mapped = MappedRows{}](const Frame& frame) mutable {
+        const EmbedCall call{ids.at<std::int64_t>(frame), out.at(frame), dtype_of(out_type), frame.rows, scale};
+        embedding_blocks(table, call, is_mapped ? &mapped : nullptr);
     });
 }
 

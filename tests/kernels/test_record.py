@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from canter import _native
+from canter.checkpoint.mapped_file import MappedFile
 from canter.kernels import bind
 from canter.kernels.inputs import FORMATS, packed_floats, packed_part
 from canter.kernels.native.program import NativeProgram, new_recorder, observed
@@ -46,6 +48,28 @@ def test_packed_products(rows: int, dtype: torch.dtype) -> None:
     x, linear = normal(rows, 256, dtype=dtype), bind("linear", "cpu", dtype)
     for given_bias in (bias, None):
         assert same_bits(replay(linear, x, weight, given_bias), linear(x, weight, given_bias))
+
+
+def resident_bytes(path: Path) -> int:
+    """What this process has of a mapped file in memory."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    return sum(1024 * int(next(line for line in lines if line.startswith("Rss:")).split()[1]) for line in lines if line.endswith(str(path)))
+
+
+def test_pages_of_a_mapped_table_go_back(tmp_path: Path) -> None:
+    path, rows, width = tmp_path / "table", 60_000, 256  # 61 MB
+    np.repeat(np.arange(rows, dtype=np.float32), width).tofile(path)
+    file = MappedFile(path)
+    weight = BlockRows("F32", np.frombuffer(file.slice(0, file.size), np.uint8), (rows, width))
+    assert weight.is_mapped and not BlockRows("F32", np.zeros(1024, np.uint8), (1, width)).is_mapped
+    recorder = new_recorder()
+    ids_symbol = recorder.given("ids", torch.int64)
+    program = NativeProgram(recorder, bind("embedding", "cpu", torch.float32)(ids_symbol, weight, 1.0, torch.float32))
+    shuffled = torch.randperm(rows, generator=torch.Generator().manual_seed(0))
+    for begin, count in ((0, 1), (1, 255), (256, 700), (1000, 30_000), (31_000, 90)):
+        ids = shuffled[begin : begin + count].contiguous()
+        assert torch.equal(program.run(count, [ids.data_ptr()]), ids.float().unsqueeze(1).expand(-1, width))
+    assert 0 < resident_bytes(path) < 20 << 20
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -105,10 +105,11 @@ def embedding(
             program.embedding_packed(matrix, at(token_ids), at(out), code, scale)
 
     else:
-        data, name, row_bytes = recorder.bind_array(weight.data), weight.type_name, weight.row_bytes
+        name, data = weight.type_name, recorder.bind_array(weight.data)
+        table = weight.row_bytes, vocab, width, weight.is_mapped
 
         def emit(program: Any, at: Place) -> None:
-            program.embedding_blocks(name, data, row_bytes, vocab, width, at(token_ids), at(out), code, scale)
+            program.embedding_blocks(name, data, *table, at(token_ids), at(out), code, scale)
 
     recorder.add("embedding", [token_ids], [out], emit)
     return out
