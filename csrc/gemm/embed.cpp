@@ -30,8 +30,8 @@ void scale_rows(const EmbedCall& call, std::int64_t begin, std::int64_t end, std
     kernels().scale(static_cast<char*>(call.out) + begin * width * dtype_bytes(call.type), call.type, (end - begin) * width, call.scale);
 }
 
-// Rows of a mapped table whose pages stay: with what the system maps around them, at most 16 MB.
-constexpr std::int64_t kMostMappedRows = 256;
+// Rows of a mapped table whose pages stay: at most 16 MB, as the system may map 2 MB for a row.
+constexpr std::int64_t kMostMappedRows = 8;
 
 // A later look maps pages again, from the system's cache of the file. Those that the table shares with its neighbours stay.
 void give_back(const BlockTable& table) {

@@ -26,7 +26,7 @@ struct BlockTable {
 };
 
 // Of a table that lies in a file mapped for reading: rows looked up since its pages were last given back. The system maps what lies
-// around a page too, so that a few thousand rows would bring all of a table in.
+// around a page too, so that a few hundred rows would bring all of a table in.
 struct MappedRows {
     std::int64_t count = 0;
 };
@@ -39,7 +39,7 @@ BlockTable block_table(const std::string& type_name, const std::uint8_t* data, s
 void known_ids(const std::int64_t* ids, std::int64_t* out, std::int64_t rows, std::int64_t limit);
 // Throw std::out_of_range for an id outside the table.
 void embedding_packed(const Matrix& matrix, const EmbedCall& call);
-// `mapped`: null for a table in memory of its own. The pages of another go back whenever many rows have been looked up.
+// `mapped`: null for a table in memory of its own. The pages of another go back whenever some rows have been looked up.
 void embedding_blocks(const BlockTable& table, const EmbedCall& call, MappedRows* mapped = nullptr);
 
 }  // namespace canter
