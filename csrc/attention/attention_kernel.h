@@ -211,7 +211,8 @@ inline void score_tile(const float* q, const PanelKeys& keys, int first, std::in
 template <class C, int R>
 inline void score_rows(const float* q, const PanelKeys& keys, bool ahead, std::int64_t steps, float* out) {
     // Four elements are taken apart at once, and wait in registers.
-    constexpr int most = C::step == 4 || kPanelVectors < 4 ? 2 : 4, fitting = tile_vectors(R, C::split), V = fitting < most ? fitting : most;
+    constexpr int most = C::step == 4 || kPanelVectors < 4 ? 2 : 4, fitting = tile_vectors(R, C::split);
+    constexpr int V = fitting < most ? fitting : most;
     for (int v = 0; v < kPanelVectors; v += V) {
         if (ahead) score_tile<C, R, V, true>(q, keys, v, steps, out + v * Vec::width);
         else score_tile<C, R, V, false>(q, keys, v, steps, out + v * Vec::width);

@@ -73,7 +73,9 @@ void run_stretches(std::int64_t stretches, StretchTask task, const void* context
 
 template <class F>
 void parallel_stretches(std::int64_t stretches, const F& body) {
-    const StretchTask task = [](const void* context, std::int64_t stretch, Items& items) { (*static_cast<const F*>(context))(stretch, items); };
+    const StretchTask task = [](const void* context, std::int64_t stretch, Items& items) {
+        (*static_cast<const F*>(context))(stretch, items);
+    };
     run_stretches(stretches, task, &body, sizeof(F));
 }
 

@@ -8,6 +8,7 @@
 
 namespace canter {
 
-const QuantTable kAvx512VnniQuant = {&avx512_vnni::quantize_rows, &avx512_vnni::quant_tile, &avx512_vnni::quant_scratch, &avx512_vnni::quant_streams};
+const QuantTable kAvx512VnniQuant = {&avx512_vnni::quantize_rows, &avx512_vnni::quant_tile, &avx512_vnni::quant_scratch,
+                                     &avx512_vnni::quant_streams};
 
 }  // namespace canter
