@@ -143,7 +143,7 @@ struct Piece {
 constexpr std::int64_t kFewBytes = 256 << 10;
 constexpr std::int64_t kFewTiles = 12;
 
-// Few rows: the weights pass by once, in a stretch for each thread. Holds all that a thread must know, side by side.
+// Few rows: the weights pass by once, in a stretch for each thread.
 class FewRows {
 public:
     FewRows(const Job& job, bool use_pairs, bool alone)

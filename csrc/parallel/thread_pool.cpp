@@ -52,13 +52,13 @@ public:
 
     int threads() const { return num_threads_; }
 
-    void run(std::int64_t count, Task task, const void* context, std::size_t bytes) {
+    void run(std::int64_t count, Task task, const void* context) {
         if (count <= 1 || !take_workers()) {
             for (std::int64_t i = 0; i < count; ++i) task(context, i);
             return;
         }
         if (count <= kMaxTasks) {
-            run_region({task, nullptr, context, bytes}, static_cast<std::uint64_t>(count));
+            run_region({task, nullptr, context}, static_cast<std::uint64_t>(count));
         } else {
             struct Chunks {
                 std::int64_t count, each;
@@ -69,12 +69,12 @@ public:
                 const Chunks& c = *static_cast<const Chunks*>(given);
                 for (std::int64_t i = index * c.each; i < std::min(c.count, (index + 1) * c.each); ++i) c.task(c.context, i);
             };
-            run_region({run_chunk, nullptr, &chunks, sizeof chunks}, static_cast<std::uint64_t>((count + chunks.each - 1) / chunks.each));
+            run_region({run_chunk, nullptr, &chunks}, static_cast<std::uint64_t>((count + chunks.each - 1) / chunks.each));
         }
         busy_.store(false, std::memory_order_release);
     }
 
-    void run_stretches(std::int64_t stretches, StretchTask task, const void* context, std::size_t bytes) {
+    void run_stretches(std::int64_t stretches, StretchTask task, const void* context) {
         if (stretches <= 1 || !take_workers()) {
             for (std::int64_t s = 0; s < stretches; ++s) {
                 Items items(nullptr, 0, true);
@@ -82,7 +82,7 @@ public:
             }
             return;
         }
-        run_region({nullptr, task, context, bytes}, static_cast<std::uint64_t>(stretches));
+        run_region({nullptr, task, context}, static_cast<std::uint64_t>(stretches));
         busy_.store(false, std::memory_order_release);
     }
 
@@ -109,7 +109,6 @@ private:
         Task task;
         StretchTask stretch_task;
         const void* context;
-        std::size_t bytes;
     };
 
     // Whether the workers are the caller's until it sets busy_ back.
@@ -132,17 +131,16 @@ private:
         region_.task.store(work.task, std::memory_order_relaxed);
         region_.stretch_task.store(work.stretch_task, std::memory_order_relaxed);
         region_.context.store(work.context, std::memory_order_relaxed);
-        region_.bytes.store(work.bytes, std::memory_order_relaxed);
         region_.number.store(++regions_, std::memory_order_relaxed);
         region_.ticket.store(regions_ << kGenerationShift | count << kCountShift | 1, std::memory_order_release);
-        // Who goes to sleep right now may be overlooked: this region is done without it, and the next one wakes it up.
-        if (sleepers_.load(std::memory_order_relaxed) > 0) {
-            { const std::lock_guard<std::mutex> lock(sleep_); }
-            wake_.notify_all();
-        }
         std::uint64_t finished = 0, index = 0;
         const auto others = [&] { return done_.load(std::memory_order_acquire) - counted_; };
         while (index < count) {
+            // Before each task: who is about to sleep may be overlooked once, and this region is done without it at the worst.
+            if (sleepers_.load(std::memory_order_relaxed) > 0) {
+                { const std::lock_guard<std::mutex> lock(sleep_); }
+                wake_.notify_all();
+            }
             run_task(work, index, count, regions_);
             ++finished;
             if (others() + finished == count) break;
@@ -166,17 +164,13 @@ private:
 
     // What a worker does for a region: tasks until none is left. Returns the generation that had none.
     std::uint64_t drain() {
-        // Asked for all at once. An address that is out of date does no harm here.
-        const char* context = static_cast<const char*>(region_.context.load(std::memory_order_relaxed));
-        const std::size_t bytes = std::min<std::size_t>(region_.bytes.load(std::memory_order_relaxed), 512);
-        for (std::size_t i = 0; i < bytes; i += 64) __builtin_prefetch(context + i);
         for (std::uint64_t finished = 0;;) {
             const std::uint64_t ticket = region_.ticket.fetch_add(1, std::memory_order_acq_rel);
             const std::uint64_t index = ticket & kTaskMask, count = ticket >> kCountShift & kTaskMask;
             if (index < count) {
                 if (finished == 0) __builtin_prefetch(&done_, 1, 3);
                 const Work work{region_.task.load(std::memory_order_relaxed), region_.stretch_task.load(std::memory_order_relaxed),
-                                region_.context.load(std::memory_order_relaxed), 0};
+                                region_.context.load(std::memory_order_relaxed)};
                 run_task(work, index, count, region_.number.load(std::memory_order_relaxed));
                 ++finished;
             }
@@ -226,15 +220,14 @@ private:
         std::atomic<Task> task{nullptr};
         std::atomic<StretchTask> stretch_task{nullptr};
         std::atomic<const void*> context{nullptr};
-        std::atomic<std::size_t> bytes{0};
         std::atomic<std::uint64_t> number{0};
     } region_;
     alignas(64) std::atomic<std::uint64_t> done_{0};  // tasks that workers have done, of all regions
-    alignas(64) std::uint64_t regions_ = 0;           // so far; these two are of whoever has set busy_
-    std::uint64_t counted_ = 0;                       // of done_, in regions that have ended
-    std::atomic<int> sleepers_{0};
-    std::atomic<bool> stopping_{false};
     alignas(64) std::atomic<bool> busy_{false};
+    std::uint64_t regions_ = 0;  // so far; these two are of whoever has set busy_
+    std::uint64_t counted_ = 0;  // of done_, in regions that have ended
+    alignas(64) std::atomic<int> sleepers_{0};  // a line that every worker looks at while it waits, and no region writes to
+    std::atomic<bool> stopping_{false};
     NextItem next_items_[kMostStretches];
     std::mutex sleep_;
     std::condition_variable wake_;
@@ -326,13 +319,11 @@ void set_num_threads(int count) {
     old.stop();
 }
 
-void run_tasks(std::int64_t count, Task task, const void* context, std::size_t bytes) {
-    if (count > 0) pool().run(count, task, context, bytes);
+void run_tasks(std::int64_t count, Task task, const void* context) {
+    if (count > 0) pool().run(count, task, context);
 }
 
-void run_stretches(std::int64_t stretches, StretchTask task, const void* context, std::size_t bytes) {
-    pool().run_stretches(stretches, task, context, bytes);
-}
+void run_stretches(std::int64_t stretches, StretchTask task, const void* context) { pool().run_stretches(stretches, task, context); }
 
 float* scratch_floats(Scratch slot, std::size_t count) {
     struct Buffer {

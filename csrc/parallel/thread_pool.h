@@ -18,13 +18,12 @@ void set_num_threads(int count);
 using Task = void (*)(const void* context, std::int64_t index);
 
 // Run task(context, i) for every i in [0, count), in any order and on any thread; returns when all are done. A region
-// that starts while another runs (a second Python thread) runs on its caller alone. Tasks must not throw. The first `bytes` of what
-// context points to are asked for at once by each thread that joins.
-void run_tasks(std::int64_t count, Task task, const void* context, std::size_t bytes);
+// that starts while another runs (a second Python thread) runs on its caller alone. Tasks must not throw.
+void run_tasks(std::int64_t count, Task task, const void* context);
 
 template <class F>
 void parallel_for(std::int64_t count, const F& body) {
-    run_tasks(count, [](const void* context, std::int64_t index) { (*static_cast<const F*>(context))(index); }, &body, sizeof(F));
+    run_tasks(count, [](const void* context, std::int64_t index) { (*static_cast<const F*>(context))(index); }, &body);
 }
 
 // Where the threads that share a stretch find what is to be done next: in the low kItemBits the number of the next item, above them
@@ -69,14 +68,14 @@ using StretchTask = void (*)(const void* context, std::int64_t stretch, Items& i
 // Run task(context, s, items) for every stretch s in [0, stretches), at most kMostStretches, by several threads each: a task returns
 // when it is given an item that is none of the stretch's. A thread begins with a stretch of its own, as it is meant to read on where it
 // left off, and then helps with the others. Otherwise as run_tasks.
-void run_stretches(std::int64_t stretches, StretchTask task, const void* context, std::size_t bytes);
+void run_stretches(std::int64_t stretches, StretchTask task, const void* context);
 
 template <class F>
 void parallel_stretches(std::int64_t stretches, const F& body) {
     const StretchTask task = [](const void* context, std::int64_t stretch, Items& items) {
         (*static_cast<const F*>(context))(stretch, items);
     };
-    run_stretches(stretches, task, &body, sizeof(F));
+    run_stretches(stretches, task, &body);
 }
 
 // This thread's scratch memory, 64-byte aligned, kept between calls. One live buffer per thread and slot.

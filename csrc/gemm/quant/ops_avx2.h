@@ -25,7 +25,7 @@ struct Ops {
     };
     static constexpr bool kSplitsBytes = true, kShortSums = true;
     static constexpr int kHeldSums = 2, kFewRows = 4, kTileRows = 4, kTilePanels = 1;
-    // Weights pass by once: asked for so that they don't push out of the second cache what the interpreter needs between two steps.
+    // Weights of one row pass by once: they are asked for past the second cache.
     static constexpr int kStreams = 2, kAhead = 2048, kAheadOfTwo = 1024, kLocality = 0;
 
     static __m256i word(const void* p) {
